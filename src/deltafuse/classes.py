@@ -1,0 +1,138 @@
+"""What each value of a graph is: constant, shape, weight or data. One pass in file order.
+
+Weights fence a rule in: they are never read. A float array of two or more axes may be either a weight or a structural
+constant (a mask, an identity, a zero state): it is read, at most 1 MiB, and only where an operator that can hold a
+structural constant takes it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from onnx import TensorProto
+
+from deltafuse.graph import Graph, TensorHead
+from deltafuse.reasons import Reason
+from deltafuse.wire import Model, read_tensor
+
+
+class Kind(IntEnum):
+    """Kinds of value; a node's result is the largest kind among its inputs."""
+
+    CONSTANT = 1
+    SHAPE = 2
+    WEIGHT = 3
+    DATA = 4
+
+
+#: A float array that may be a weight or structural: decided by `_Classifier.settle` when a node reads it.
+_UNSETTLED = 5
+
+_FLOATS = frozenset({
+    TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE,
+    TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2,
+})  # fmt: skip
+
+#: Operators whose float arrays are weights, whatever they hold.
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "Gather", "LSTM", "GRU", "RNN", "MatMulNBits", "DequantizeLinear"})
+
+#: Operators that hand an array on: whoever reads their result settles what it is.
+_CARRIERS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze"})
+
+#: Attributes of at most this many bytes hold a scalar or a few indices: not looked into.
+_SHORT = 48
+
+_LIMIT = 1 << 20
+
+
+def classify(model: Model) -> bytearray:
+    """Kind of each value of the main graph, by value id; 0 for values that nothing produces."""
+    return _Classifier(model).run()
+
+
+class _Classifier:
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._graph: Graph = model.graph
+        self._kinds = bytearray(len(self._graph.value_names))
+
+    def run(self) -> bytearray:
+        graph, kinds = self._graph, self._kinds
+        for value in graph.inputs:
+            kinds[value] = Kind.DATA
+        for value, head in graph.initializers.items():
+            kinds[value] = _of_tensor(head)
+        kinds[0] = Kind.CONSTANT
+        for node, op in enumerate(graph.op):
+            if op == "Constant":
+                kind = self._of_constant(node)
+            else:
+                kind = self._of_node(node, op)
+            for value in graph.node_outputs[node]:
+                kinds[value] = kind
+        kinds[0] = 0
+        for value, kind in enumerate(kinds):
+            if kind == _UNSETTLED:
+                kinds[value] = Kind.WEIGHT
+        return kinds
+
+    def _of_constant(self, node: int) -> int:
+        spans = self._graph.attribute_spans[node]
+        if sum(end - start for start, end in spans) <= _SHORT:
+            return Kind.CONSTANT
+        head = self._graph.constant_head(node)
+        return Kind.CONSTANT if head is None else _of_tensor(head)
+
+    def _of_node(self, node: int, op: str) -> int:
+        kinds, graph = self._kinds, self._graph
+        inputs = graph.node_inputs[node]
+        if op == "CastLike":
+            inputs = inputs[:1]
+        if node in graph.captures:
+            inputs = (*inputs, *graph.captures[node])
+        kind = max([kinds[value] or Kind.DATA for value in inputs], default=Kind.DATA)
+        if kind == _UNSETTLED and op not in _CARRIERS:
+            for value in inputs:
+                if kinds[value] == _UNSETTLED:
+                    kinds[value] = self._settle(value, op)
+            kind = max(kinds[value] or Kind.DATA for value in inputs)
+        if op in ("Shape", "Size") and kind != Kind.CONSTANT:
+            return Kind.SHAPE
+        return kind
+
+    def _settle(self, value: int, op: str) -> int:
+        head = self._source(value)
+        if head is None or op in _WEIGHTED or (op == "MatMul" and not _square(head)):
+            return Kind.WEIGHT
+        array = read_tensor(self._model, head, _LIMIT)
+        if isinstance(array, Reason) or not _structural(array):
+            return Kind.WEIGHT
+        return Kind.CONSTANT
+
+
+    def _source(self, value: int) -> TensorHead | None:
+        graph = self._graph
+        while (node := graph.producer[value]) >= 0 and graph.op[node] in _CARRIERS:
+            value = graph.node_inputs[node][0]
+        return graph.initializers.get(value) or (graph.constant_head(node) if node >= 0 else None)
+
+
+def _of_tensor(head: TensorHead) -> int:
+    if head.dtype not in _FLOATS:
+        return Kind.CONSTANT
+    size = int(np.prod(head.dims, dtype=np.int64))
+    if size <= 1:
+        return Kind.CONSTANT
+    # One axis: a bias or a norm's scale, whatever it holds (freshly made ones are all equal).
+    return Kind.WEIGHT if len([d for d in head.dims if d > 1]) < 2 and len(head.dims) < 3 or size > _LIMIT // 2 else _UNSETTLED
+
+
+def _square(head: TensorHead) -> bool:
+    return len(head.dims) >= 2 and head.dims[-1] == head.dims[-2]
+
+
+def _structural(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
+    """Masks, identities, zeros: all equal, or two values of which one is 0 or 1."""
+    values = np.unique(np.asarray(array, np.float64))
+    return len(values) == 1 or (len(values) == 2 and bool(np.isin(values, (0.0, 1.0)).any()))

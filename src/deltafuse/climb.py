@@ -1,0 +1,164 @@
+"""Climb from a value towards the graph's inputs, through what a rule's preparation consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from deltafuse.classes import Kind
+from deltafuse.graph import Graph
+from deltafuse.shapes import Shapes
+
+#: Operators that move or repeat numbers.
+LAYOUT = frozenset({
+    "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Identity", "Cast", "CastLike", "Pad",
+    "Slice", "Gather", "GatherND", "Split", "Concat", "Where", "Trilu", "ScatterND", "ScatterElements", "Dropout",
+})  # fmt: skip
+
+#: Operators that a log decay passes on its way to the exponential.
+_DECAY = LAYOUT | {"CumSum", "Sub", "Add", "Neg", "Mul", "MatMul", "Einsum", "ReduceSum"}
+
+#: Operators of norms, scales and products of two roots.
+_PREPARATION = LAYOUT | {
+    "Add", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal", "ReduceSum", "ReduceSumSquare", "ReduceL2",
+    "Max", "Clip", "MatMul", "Einsum", "CumSum",
+}  # fmt: skip
+
+#: Operators that take a part of one axis.
+_PARTS = frozenset({"Slice", "Gather", "Split"})
+
+
+class Climber:
+    """Climbs in one graph.
+
+    Args:
+        fence: op_types that end a climb, whatever else holds.
+    """
+
+    def __init__(self, graph: Graph, kinds: bytearray, shapes: Shapes, fence: frozenset[str]) -> None:
+        self._graph = graph
+        self._kinds = kinds
+        self._shapes = shapes
+        self._fence = fence
+        self._decay_roots: dict[int, tuple[int, ...]] = {}
+
+    def decay_roots(self, start: int) -> tuple[int, ...]:
+        """The values that an exponent is a linear, causal rearrangement of."""
+        known = self._decay_roots
+        if start not in known:
+            known[start] = tuple(self._climb([start], self._is_decay_step))
+        return known[start]
+
+    def roots(self, entries: Sequence[int], g: int) -> list[int]:
+        """The values that the entries of a core are prepared from, `g` first."""
+        lengths = frozenset(self._shapes.shape(g) or ())
+        found = self._climb(entries, lambda node: self._is_preparation(node, g, lengths), stop=g)
+        return [g, *(value for value in found if value != g)]
+
+    def _climb(self, entries: Sequence[int], passes: Callable[[int], bool], stop: int = -1) -> list[int]:
+        graph = self._graph
+        roots: set[int] = set()
+        seen: set[int] = set()
+        stack = list(entries)
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            node = graph.producer[value]
+            if value == stop or node < 0 or not passes(node):
+                roots.add(value)
+                continue
+            stack += self._data(node)
+        return sorted(roots)
+
+    def _fenced(self, node: int) -> bool:
+        graph, kinds = self._graph, self._kinds
+        if graph.op[node] in self._fence or node in graph.captures:
+            return True
+        return any(kinds[value] == Kind.WEIGHT for value in graph.node_inputs[node])
+
+    def _is_decay_step(self, node: int) -> bool:
+        op = self._graph.op[node]
+        if op not in _DECAY or self._fenced(node):
+            return False
+        data = self._data(node)
+        if op in ("Mul", "MatMul", "Einsum"):
+            return len(data) == 1
+        if op == "Neg":
+            # -(softplus * a) is how a decay is made; a sign that follows a finished decay is a change of the rule.
+            source = self._graph.producer[data[0]]
+            return source < 0 or not self._fenced(source)
+        return not _selects_by_data(op, self._graph.node_inputs[node], self._kinds)
+
+    def _is_preparation(self, node: int, g: int, lengths: frozenset[object]) -> bool:
+        op = self._graph.op[node]
+        if op not in _PREPARATION or self._fenced(node) or self._gated(node):
+            return False
+        if _selects_by_data(op, self._graph.node_inputs[node], self._kinds):
+            return False
+        if op not in _PARTS or self.decay_roots(self._graph.node_inputs[node][0]) == (g,):
+            return True
+        return self._parts_time(node, lengths)
+
+    def _data(self, node: int) -> list[int]:
+        inputs = self._graph.node_inputs[node]
+        if self._graph.op[node] == "CastLike":
+            inputs = inputs[:1]
+        return [value for value in inputs if self._kinds[value] == Kind.DATA]
+
+    def _gated(self, node: int) -> bool:
+        """x * sigmoid(x): an activation, not a product of two roots."""
+        graph = self._graph
+        if graph.op[node] != "Mul" or len(graph.node_inputs[node]) != 2:
+            return False
+        sides = [self._uncast(value) for value in graph.node_inputs[node]]
+        for gate, other in (sides, sides[::-1]):
+            source = graph.producer[gate]
+            if source >= 0 and graph.op[source] == "Sigmoid" and self._uncast(graph.node_inputs[source][0]) == other:
+                return True
+        return False
+
+    def _uncast(self, value: int) -> int:
+        graph = self._graph
+        while (node := graph.producer[value]) >= 0 and graph.op[node] in ("Cast", "Identity"):
+            value = graph.node_inputs[node][0]
+        return value
+
+    def _parts_time(self, node: int, lengths: frozenset[object]) -> bool:
+        """Whether a Slice, Gather or Split takes parts of a time or chunk axis, not of features, layers or roles."""
+        graph = self._graph
+        shape = self._shapes.shape(graph.node_inputs[node][0])
+        axes = self._axes(node)
+        if shape is None or axes is None:
+            return False
+        for axis in (a % len(shape) for a in axes):
+            if axis == 0:
+                return False
+            inner = len(shape) >= 4 and axis < len(shape) - 1
+            if not inner and shape[axis] not in lengths:
+                return False
+        return True
+
+    def _axes(self, node: int) -> tuple[int, ...] | None:
+        graph = self._graph
+        if graph.op[node] in ("Gather", "Split"):
+            attribute = graph.attributes(node).get("axis")
+            return (attribute.i if attribute is not None else 0,)
+        inputs = graph.node_inputs[node]
+        given = inputs[3] if len(inputs) > 3 and inputs[3] else inputs[1]
+        contents = self._shapes.contents(given)
+        if contents is None:
+            return None
+        axes = [axis for axis in contents.ravel().tolist() if isinstance(axis, int)]
+        return tuple(axes) if given != inputs[1] else tuple(range(contents.size))
+
+
+def _selects_by_data(op: str, inputs: Sequence[int], kinds: bytearray) -> bool:
+    """Whether an operator's choice (condition or index) depends on data: that is never preparation."""
+    if op == "Where":
+        return kinds[inputs[0]] == Kind.DATA
+    if op in ("Gather", "GatherND", "ScatterND", "ScatterElements", "Reshape", "Expand", "Tile"):
+        return kinds[inputs[1]] == Kind.DATA
+    if op in ("Slice", "Pad"):
+        return any(kinds[value] == Kind.DATA for value in inputs[1:])
+    return False

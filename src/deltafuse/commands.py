@@ -1,0 +1,130 @@
+"""The bodies of the commands: each runs one stage of the house and shows its report."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deltafuse.console import progress
+from deltafuse.options import FuseOptions
+from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
+
+
+def run(name: str, given: argparse.Namespace) -> int:
+    """Runs a command; the exit code is what its report says."""
+    return COMMANDS[name](given)
+
+
+def fuse_options(given: argparse.Namespace) -> FuseOptions:
+    """What the command line says, as the options of a run."""
+    values: dict[str, Any] = {name: value for name, value in vars(given).items() if name in _FIELDS}
+    return FuseOptions(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _fuse(given: argparse.Namespace) -> int:
+    from deltafuse import pipeline
+
+    with progress() as shown:
+        report = pipeline.fuse(fuse_options(given), shown)
+    if report.exit or given.dry_run:
+        report = dataclasses.replace(report, output=None)
+    return _show_fuse(report, given.json)
+
+
+def _inspect(given: argparse.Namespace) -> int:
+    from deltafuse import pipeline
+
+    with progress() as shown:
+        report = pipeline.inspect(fuse_options(given), shown)
+    return _show_fuse(report, given.json)
+
+
+def _show_fuse(report: Any, as_json: bool) -> int:
+    if as_json:
+        write(fuse_document(report))
+    else:
+        from deltafuse.tables import console, print_fuse
+
+        print_fuse(report, console())
+    return report.exit
+
+
+def _rollback(given: argparse.Namespace) -> int:
+    from deltafuse.rollback import rollback
+
+    with progress() as shown:
+        shown.start("restoring")
+        report = rollback(
+            given.fused,
+            given.output,
+            sites=given.sites or None,
+            all_records=given.all,
+            sidecar=given.sidecar,
+            progress=shown.advance,
+        )
+    document = plain_document(report)
+    lines = [f"wrote {report.output}: {_MODES[report.mode]}", f"restored: {', '.join(report.restored) or 'no site'}"]
+    lines += [f"still fused: {', '.join(report.remaining)}"] if report.remaining else []
+    lines += [f"{site} could not be put back: {why}" for site, why in report.refused]
+    lines += [f"note: {note}" for note in report.notes]
+    return _show(given.json, document, lines, 4 if report.refused else 0)
+
+
+def _demo(given: argparse.Namespace) -> int:
+    from deltafuse.demo import write_demo
+
+    demo = write_demo(given.folder)
+    lines = ["wrote", *(f"  {file}" for file in demo.files), "now try", *(f"  {command}" for command in demo.commands)]
+    return _show(given.json, {"files": list(demo.files), "commands": list(demo.commands)}, lines)
+
+
+def _targets(given: argparse.Namespace) -> int:
+    from deltafuse import targets
+
+    entries: list[Document] = []
+    lines: list[str] = []
+    for name in targets.names():
+        limits = getattr(targets.get(name), "limits", ())
+        entries.append({"name": name, "limits": [{k: getattr(x, k) for k in ("code", "mark", "fact")} for x in limits]})
+        lines += [name, *(f"  {limit.mark}  {limit.code}: {limit.fact}" for limit in limits)]
+    return _show(given.json, {"targets": entries}, lines)
+
+
+def _patterns(given: argparse.Namespace) -> int:
+    from deltafuse.patterns import load
+
+    names = [pattern.name for pattern in load(given.patterns)]
+    return _show(given.json, {"patterns": names}, names)
+
+
+def _version(given: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
+    return _show(given.json, {"version": version("deltafuse")}, [f"deltafuse {version('deltafuse')}"])
+
+
+def _show(as_json: bool, document: Document, lines: Sequence[str], exit_code: int = 0) -> int:
+    if as_json:
+        write({"schema": SCHEMA, "exit": exit_code, "error": None} | document)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return exit_code
+
+
+_MODES = {
+    "bytes": "the file as it was before the fuse, byte for byte (sha256 checked)",
+    "in-place": "the file was edited since the fuse; sites were put back one by one and the edits are kept",
+}
+_FIELDS = frozenset(field.name for field in dataclasses.fields(FuseOptions))
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "fuse": _fuse,
+    "inspect": _inspect,
+    "rollback": _rollback,
+    "demo": _demo,
+    "targets": _targets,
+    "patterns": _patterns,
+    "version": _version,
+}

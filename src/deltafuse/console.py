@@ -1,0 +1,48 @@
+"""Progress on stderr: a line that moves where someone watches, nothing where no one does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from deltafuse.options import Progress, SilentProgress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichBars
+
+
+class Bars:
+    """One moving line for the stage that is running."""
+
+    def __init__(self, bars: RichBars) -> None:
+        self._bars = bars
+        self._task = bars.add_task("starting", total=None)
+
+    def start(self, stage: str) -> None:
+        """Shows the next stage."""
+        self._bars.reset(self._task, total=None, description=stage)
+
+    def advance(self, n: int, total: int) -> None:
+        """Shows how much of the stage is done."""
+        self._bars.update(self._task, completed=n, total=total)
+
+    def note(self, text: str) -> None:
+        """Prints a line that stays."""
+        self._bars.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Progress for one run; it is gone from the screen when the run ends."""
+    if not sys.stderr.isatty():
+        yield SilentProgress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichBars
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with RichBars(*columns, console=Console(stderr=True), transient=True) as bars:
+        yield Bars(bars)

@@ -1,0 +1,89 @@
+"""Operands that tell rules apart: unit keys that are correlated in time, slow and fast decay, large and small values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Operands of the rule in plain axes, float64.
+
+    Attributes:
+        query, key: [B, T, N, K], before any norm, N key heads.
+        value: [B, T, H, V].
+        g, beta: [B, T, H].
+        state: [B, H, K, V].
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    g: Array
+    beta: Array
+    state: Array
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How to draw operands.
+
+    Attributes:
+        name: for messages.
+        decay: lowest g; g is uniform between it and `decay` / 50, at most -1e-3.
+        plunge: one step of this log decay in the middle, 0 for none.
+        scale: of values and state (the rule is linear in them).
+        beta: lowest and highest beta.
+        norm: of keys and queries before a norm (used only where the site has one).
+    """
+
+    name: str
+    decay: float
+    plunge: float
+    scale: float
+    beta: tuple[float, float]
+    norm: float
+
+
+#: Every site is proven on all of these.
+DRAWS = (
+    Draw("slow decay", -0.1, 0.0, 1.0, (0.05, 0.95), 1.0),
+    Draw("fast decay, large values", -6.0, 0.0, 1e4, (0.0, 1.0), 30.0),
+    Draw("plunge, small values", -100.0, -90.0, 1e-4, (0.5, 1.0), 0.02),
+    Draw("doubled beta, tiny norms", -0.02, 0.0, 1.0, (0.0, 2.0), 3e-4),
+)
+
+
+def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool) -> Operands:
+    """Draws operands for given sizes (letters as in `deltafuse.layouts`)."""
+    rng = np.random.default_rng(seed)
+    b, t, n, h, k, v = (sizes[letter] for letter in "BTNHKV")
+    norm = how.norm if normed else 1.0
+    g = rng.uniform(how.decay, min(how.decay / 50, -1e-3), (b, t, h))
+    if how.plunge:
+        g[:, t // 2] = how.plunge
+    return Operands(
+        query=_unit(rng.standard_normal((b, t, n, k))) * norm * rng.uniform(0.5, 1.5, (b, t, n, 1)),
+        key=_unit(_correlated(rng, (b, t, n, k))) * (norm * rng.uniform(0.5, 1.5, (b, t, n, 1)) if normed else 1.0),
+        value=rng.standard_normal((b, t, h, v)) * how.scale,
+        g=g,
+        beta=rng.uniform(*how.beta, (b, t, h)),
+        state=rng.standard_normal((b, h, k, v)) * how.scale,
+    )
+
+
+def _correlated(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> Array:
+    """Each step keeps most of the step before: a row too few in an inverse then shows."""
+    steps = rng.standard_normal(shape)
+    for t in range(1, shape[1]):
+        steps[:, t] = 0.8 * steps[:, t - 1] + 0.6 * steps[:, t]
+    return steps
+
+
+def _unit(x: Array) -> Array:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)

@@ -1,0 +1,274 @@
+"""Changes to a graph as byte ranges of the file: what is not changed stays byte for byte what it was."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol, TypeAlias
+
+import onnx
+
+from deltafuse.errors import InternalError
+from deltafuse.protobuf import read_varint, write_field, write_varint
+from deltafuse.wire import Declaration, Model
+
+__all__ = ["Changes", "Edit", "Insertion", "Kind", "Writer", "append_metadata", "apply", "build"]
+
+#: what an edit replaces: whole fields of the graph (nodes; moved nodes; value_info; declarations whose dims were
+#: pinned), the length of a graph field, whole fields of the model (opset imports; the record and other metadata)
+Kind: TypeAlias = Literal["nodes", "moved", "values", "pins", "size", "opset", "metadata"]
+_IN_GRAPH = ("nodes", "moved", "values", "pins")
+_CHUNK = 8 << 20
+
+
+class Writer(Protocol):
+    """A binary file, as far as writing goes."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Writes all of `data`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Bytes ``start:end`` of the original file become `new`; `site` is "" for what no single site asked for."""
+
+    start: int
+    end: int
+    new: bytes
+    site: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """Nodes that come before a node of the original.
+
+    Attributes:
+        site: name of the site.
+        before: index of an original node (it may be a removed one), or the number of nodes for the end.
+        nodes: in topological order, as messages or their bytes.
+        value_info: what is declared of the values they write; replaces what the file declares.
+    """
+
+    site: str
+    before: int
+    nodes: tuple[onnx.NodeProto | bytes, ...]
+    value_info: tuple[onnx.ValueInfoProto | bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Changes:
+    """All that is to be changed in one file. Nodes and values are ids of the scanned graph.
+
+    Attributes:
+        removed: (site, nodes) pairs.
+        inserted: new nodes.
+        moved: (site, node, before): the node goes in front of another, for the sake of that site.
+        retyped: (value, declaration): new content of every place that declares the value.
+        opsets: (domain, version) of opset imports to add or to set.
+    """
+
+    removed: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    inserted: tuple[Insertion, ...] = ()
+    moved: tuple[tuple[str, int, int], ...] = ()
+    retyped: tuple[tuple[int, onnx.ValueInfoProto], ...] = ()
+    opsets: tuple[tuple[str, int], ...] = ()
+
+
+def build(model: Model, changes: Changes, extra: Iterable[Edit] = ()) -> tuple[Edit, ...]:
+    """The byte edits that make the changes, in the order of the file, lengths of enclosing messages included.
+
+    value_info of a value that nothing writes any more is removed too.
+
+    Args:
+        model: the scanned original.
+        changes: what to do.
+        extra: further edits (of any kind but ``size``) to put among them.
+
+    Raises:
+        InternalError: a removed value is still read, a value to retype is not declared, or two edits overlap.
+    """
+    gone = _check_removed(model, changes)
+    edits = [
+        *_removals(model, changes),
+        *_insertions(model, changes),
+        *_moves(model, changes),
+        *_values(model, changes, gone),
+        *_opsets(model, changes),
+        *extra,
+    ]
+    return with_sizes(model, edits)
+
+
+def with_sizes(model: Model, edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """Sorts edits and adds those of the lengths of the messages around them."""
+    edits = sorted(edits, key=_order)
+    for before, after in pairwise(edits):
+        if before.end > after.start:
+            raise InternalError(
+                f"edits overlap: {before.start}:{before.end} ({before.site}), {after.start} ({after.site})"
+            )
+    return tuple(sorted([*edits, *_sizes(model, edits)], key=_order))
+
+
+def _order(edit: Edit) -> tuple[int, int, bool]:
+    # where the graph ends and a field of the model begins, what belongs to the graph comes first
+    return edit.start, edit.end, edit.kind not in _IN_GRAPH
+
+
+def append_metadata(model: Model, key: str, value: str) -> Edit:
+    """A metadata_props entry at the end of the file."""
+    entry = onnx.StringStringEntryProto(key=key, value=value).SerializeToString()
+    return Edit(len(model.data), len(model.data), write_field(14, entry), "", "metadata")
+
+
+def apply(
+    data: memoryview, edits: Sequence[Edit], out: Writer, progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Writes the edited file, in pieces of at most 8 MiB.
+
+    Args:
+        data: the original file.
+        edits: in the order of the file, as `build` gives them.
+        out: where to write.
+        progress: is called with bytes read and bytes in all.
+    """
+    position = 0
+    for edit in edits:
+        _copy(data, position, edit.start, out, progress)
+        out.write(edit.new)
+        position = edit.end
+    _copy(data, position, len(data), out, progress)
+
+
+def _copy(data: memoryview, start: int, end: int, out: Writer, progress: Callable[[int, int], None] | None) -> None:
+    for position in range(start, end, _CHUNK):
+        stop = min(position + _CHUNK, end)
+        out.write(data[position:stop])
+        if progress:
+            progress(stop, len(data))
+
+
+def _bytes(message: onnx.NodeProto | onnx.ValueInfoProto | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def _node(message: onnx.NodeProto | bytes) -> onnx.NodeProto:
+    return onnx.NodeProto.FromString(message) if isinstance(message, bytes) else message
+
+
+def _value_info(message: onnx.ValueInfoProto | bytes) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto.FromString(message) if isinstance(message, bytes) else message
+
+
+def _check_removed(model: Model, changes: Changes) -> dict[int, str]:
+    """Values that nothing writes any more, and the site that wanted it so."""
+    graph = model.graph
+    removed = {node: site for site, nodes in changes.removed for node in nodes}
+    written = {name for insertion in changes.inserted for node in insertion.nodes for name in _node(node).output}
+    gone = {
+        value: site
+        for node, site in removed.items()
+        for value in graph.node_outputs[node]
+        if value and graph.name(value) not in written
+    }
+    outputs = set(graph.outputs)
+    for value, site in gone.items():
+        readers = [node for node in graph.consumers[value] if node not in removed]
+        if readers or value in outputs:
+            where = "the graph's output" if value in outputs else f"read by the nodes {readers[:5]}"
+            raise InternalError(f"site {site}: {graph.name(value)} is removed, but it is {where}")
+    return gone
+
+
+def _removals(model: Model, changes: Changes) -> Iterator[Edit]:
+    starts, ends = model.graph.spans.starts, model.graph.spans.ends
+    cuts = {_position(model, insertion.before) for insertion in changes.inserted}
+    cuts |= {starts[before] for _, _, before in changes.moved if before < len(starts)}
+    for site, nodes in changes.removed:
+        first = last = None
+        for node in sorted(set(nodes)):
+            if last is not None and ends[last] == starts[node] and starts[node] not in cuts:
+                last = node
+                continue
+            if first is not None and last is not None:
+                yield Edit(starts[first], ends[last], b"", site, "nodes")
+            first = last = node
+        if first is not None and last is not None:
+            yield Edit(starts[first], ends[last], b"", site, "nodes")
+
+
+def _position(model: Model, before: int) -> int:
+    spans = model.graph.spans
+    if before < len(spans):
+        return spans.starts[before]
+    return spans.ends[-1] if len(spans) else model.graph_parts[-1].end
+
+
+def _insertions(model: Model, changes: Changes) -> Iterator[Edit]:
+    for insertion in changes.inserted:
+        position = _position(model, insertion.before)
+        new = b"".join(write_field(1, _bytes(node)) for node in insertion.nodes)
+        if new:
+            yield Edit(position, position, new, insertion.site, "nodes")
+
+
+def _moves(model: Model, changes: Changes) -> Iterator[Edit]:
+    for site, node, before in changes.moved:
+        start, end = model.graph.spans[node]
+        position = _position(model, before)
+        yield Edit(position, position, bytes(model.data[start:end]), site, "moved")
+        yield Edit(start, end, b"", site, "moved")
+
+
+def _values(model: Model, changes: Changes, gone: dict[int, str]) -> Iterator[Edit]:
+    """Edits of declarations: stale ones out, those of new values in, retyped ones replaced."""
+    declared: dict[int, list[Declaration]] = {}
+    for declaration in model.declarations:
+        declared.setdefault(declaration.value, []).append(declaration)
+    new = {_value_info(info).name: (insertion.site, _bytes(info)) for insertion in changes.inserted
+           for info in insertion.value_info}  # fmt: skip
+    known = {model.graph.find(name): name for name in new}
+    for value, site in gone.items():
+        yield from (Edit(d.start, d.end, b"", site, "values") for d in declared.get(value, ()) if d.number == 13)
+    for value in declared.keys() & known.keys():
+        site, payload = new.pop(known[value])
+        first, *others = [d for d in declared[value] if d.number == 13] or [None]
+        if first is not None:
+            yield Edit(first.start, first.end, write_field(13, payload), site, "values")
+        yield from (Edit(d.start, d.end, b"", site, "values") for d in others if d is not None)
+    end = max((d.end for d in model.declarations if d.number == 13), default=model.graph_parts[-1].end)
+    yield from (Edit(end, end, write_field(13, payload), site, "values") for site, payload in new.values())
+    for value, info in changes.retyped:
+        if value in gone or value in known:
+            continue
+        if value not in declared:
+            raise InternalError(f"{model.graph.name(value)} is to be retyped, but nothing declares it")
+        for d in declared[value]:
+            yield Edit(d.start, d.end, write_field(d.number, info.SerializeToString()), "", "pins")
+
+
+def _opsets(model: Model, changes: Changes) -> Iterator[Edit]:
+    for domain, version in changes.opsets:
+        new = write_field(8, onnx.OperatorSetIdProto(domain=domain, version=version).SerializeToString())
+        parts = model.opset_parts.get(domain)
+        if parts is None:
+            yield Edit(len(model.data), len(model.data), new, "", "opset")
+        elif model.opset_imports[domain] != version:
+            yield Edit(parts[-1].field, parts[-1].end, new, "", "opset")
+
+
+def _sizes(model: Model, edits: Sequence[Edit]) -> Iterator[Edit]:
+    """The lengths of the graph fields that hold edits. `edits` are sorted."""
+    edits = [edit for edit in edits if edit.kind in _IN_GRAPH]
+    starts = [edit.start for edit in edits]
+    for part in model.graph_parts:
+        inside = edits[bisect_left(starts, part.start) : bisect_right(starts, part.end)]
+        growth = sum(len(edit.new) - (edit.end - edit.start) for edit in inside)
+        if growth:
+            _, after_tag = read_varint(model.data, part.field)
+            size = write_varint(part.end - part.start + growth)
+            yield Edit(after_tag, part.start, size, "", "size")

@@ -1,0 +1,95 @@
+"""Prove what is emitted: the new nodes, lowered to plain operators, against the cut they replace, in double."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import helper
+
+from deltafuse.draws import DRAWS, Array
+from deltafuse.errors import InternalError
+from deltafuse.lowering import fused_type, lower_nodes
+from deltafuse.match import Match, Plan, Role
+from deltafuse.probe import to_double
+from deltafuse.prover import BAR, Trial
+from deltafuse.reasons import Reason
+from deltafuse.rule import relative
+from deltafuse.worker import Session, Worker
+
+#: Seeds that the prover did not use.
+_SEED = 1000
+
+
+def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int) -> float:
+    """Runs emitted nodes and cut on fresh draws at batch one.
+
+    Args:
+        trial: of this site or of one with an equal cut (then values correspond by their roles).
+
+    Returns:
+        The largest relative error.
+
+    Raises:
+        InternalError: they differ, or the emitted nodes do not run: a bug in the target's emission.
+    """
+    session = _load(plan, worker, opset)
+    binding = trial.binding.at(trial.binding.tokens, None if trial.binding.batch is None else 1)
+    if binding is None:
+        raise _bug(plan, "no sizes with batch one")
+    worst = 0.0
+    for seed, how in enumerate(DRAWS, _SEED):
+        operands, _ = trial.draw(binding, how, seed)
+        assignment = trial.explained.assignment
+        wanted = trial.bench.run(assignment.write(operands), binding.numbers)
+        if isinstance(wanted, Reason):
+            raise _bug(plan, wanted.text)
+        written = assignment.write(operands)
+        feeds = {_operand(plan.match, name).name: written[value] for name, value in assignment.values.items()}
+        found = worker.run(session, feeds)
+        if isinstance(found, Reason):
+            raise _bug(plan, found.text)
+        worst = max(worst, _compare(plan, trial, wanted, dict(zip(session.outputs, found, strict=True))))
+    worker.unload(session)
+    return worst
+
+
+def _compare(plan: Plan, trial: Trial, wanted: Mapping[int, Array], found: Mapping[str, Array]) -> float:
+    pairs = [(plan.match.out, trial.out), (plan.match.final_state, trial.final)]
+    worst = 0.0
+    for role, value in pairs:
+        if role is None or value is None:
+            continue
+        error = relative(found[role.name], wanted[value])
+        if not error <= BAR:
+            raise _bug(plan, f"{role.name} differs by {error:.1e}")
+        worst = max(worst, error)
+    return worst
+
+
+def _operand(match: Match, name: str) -> Role:
+    role = getattr(match, name)
+    if not isinstance(role, Role):
+        raise InternalError(f"{match.name} has no operand {name}")
+    return role
+
+
+def _load(plan: Plan, worker: Worker, opset: int) -> Session:
+    match = plan.match
+    scales = {node.name: match.scale for node in plan.nodes if fused_type(node)}
+    graph = onnx.GraphProto(name="emitted", node=lower_nodes(plan.nodes, scales))
+    roles = {role.name: role for role in (match.query, match.key, match.value, match.g, match.beta, match.state) if role}
+    graph.input.extend(
+        helper.make_tensor_value_info(role.name, role.dtype, [None] * len(role.shape)) for role in roles.values()
+    )
+    graph.output.extend(onnx.ValueInfoProto(name=role.name) for role in (match.out, match.final_state) if role)
+    model = onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", opset)], graph=graph)
+    double = to_double(model)
+    session = double if isinstance(double, Reason) else worker.load(double.SerializeToString())
+    if isinstance(session, Reason):
+        raise _bug(plan, session.text)
+    return session
+
+
+def _bug(plan: Plan, what: str) -> InternalError:
+    return InternalError(f"the nodes emitted for {plan.match.name} ({plan.op}) are not equal to what they replace: {what}")

@@ -1,0 +1,272 @@
+"""External data: which files a model needs, and how they come to stand beside the output.
+
+Data is left where it is or copied, never linked (readers refuse data with more than one hard link, and a later save
+through the link would change the original) and never loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltafuse.errors import UserError
+from deltafuse.files import atomic
+from deltafuse.protobuf import LENGTH, Bytes, fields
+from deltafuse.tensors import TensorHead, locate, tensor_head
+from deltafuse.wire import Model
+
+__all__ = ["Carried", "carry", "data_files", "external_tensors", "undo"]
+
+Progress = Callable[[int, int], None]
+#: linux/fs.h: share the extents of a whole file, copy on write
+_FICLONE = 0x40049409
+_CHUNK = 16 << 20
+#: which fields of a message are, or hold, tensors: message -> field -> message of the field
+_HOLDERS: dict[str, dict[int, str]] = {
+    "attribute": {5: "tensor", 10: "tensor", 22: "sparse", 23: "sparse", 6: "graph", 11: "graph"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "function": {7: "node", 11: "attribute"},
+    "training": {1: "graph", 2: "graph"},
+}
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What was done about the external data files.
+
+    Attributes:
+        sizes: location -> bytes, None where the file is missing.
+        copied: the files that were made, reflinked or copied.
+        notes: for the report.
+    """
+
+    sizes: dict[str, int | None]
+    copied: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def external_tensors(model: Model) -> tuple[TensorHead, ...]:
+    """Every external tensor: initializers, attributes, subgraphs, functions, sparse ones and training graphs too."""
+    found = [head for head in model.constants if head.external and head.form == "tensor"]
+    for head in model.constants:
+        if head.form == "sparse":
+            found += _walk(model.data, "sparse", head.start, head.end)
+    for start, end, kind in _suspects(model):
+        found += _walk(model.data, kind, start, end)
+    return tuple(found)
+
+
+def data_files(model: Model, also: Iterable[str] = (), *, allow_outside: bool = False) -> dict[str, Path]:
+    """Location -> path of every external data file, and of the locations in `also`, in order of first mention.
+
+    Raises:
+        UserError: ``outside-folder``, unless `allow_outside`.
+    """
+    folder = model.path.parent
+    locations = dict.fromkeys([head.external.get("location", "") for head in external_tensors(model)] + [*also])
+    if allow_outside:
+        return {location: folder / location for location in locations}
+    return {location: locate(folder, location) for location in locations}
+
+
+def carry(
+    model: Model,
+    output: Path,
+    progress: Progress | None = None,
+    *,
+    also: Iterable[str] = (),
+    allow_outside: bool = False,
+) -> Carried:
+    """Sees to it that the data stands beside the output: left where it is in the same folder, else copied.
+
+    Args:
+        model: the model whose data it is; its folder is where the data lies.
+        output: the model file that will be written.
+        progress: is called with bytes copied and bytes in all.
+        also: locations of further data files.
+        allow_outside: data may lie outside the model's folder: that of absolute locations is left there, that behind
+            a symbolic link is copied into the output's folder.
+
+    Raises:
+        UserError: ``outside-folder``; ``external-data-missing`` and ``external-data-differs`` where it must be copied.
+    """
+    files = data_files(model, also, allow_outside=allow_outside)
+    sizes = {location: path.stat().st_size if path.is_file() else None for location, path in files.items()}
+    if output.parent.resolve() == model.path.parent.resolve():
+        missing = [name for name, size in sizes.items() if size is None]
+        text = "the external data file {} is missing: it was not needed here, but the model does not run without it"
+        return Carried(sizes, notes=tuple(text.format(name) for name in missing))
+    # what an absolute location names is there for the output too
+    pairs = [(path, locate(output.parent, name)) for name, path in files.items() if not Path(name).is_absolute()]
+    todo = [pair for pair in pairs if not _is_there(*pair)]
+    return Carried(sizes, _copy_all(todo, progress))
+
+
+def undo(carried: Carried) -> None:
+    """Removes the copies again: what they were made for was not written."""
+    for path in carried.copied:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _suspects(model: Model) -> Iterator[tuple[int, int, str]]:
+    """Messages that may hold external tensors: those that contain the text of external_data's first key."""
+    spans = model.graph.spans
+    for start, end in _node_runs(model):
+        at = start
+        while (at := _find(model, b"location", at, end)) >= 0:
+            node = bisect_right(spans.starts, at) - 1
+            yield spans.starts[node], spans.ends[node], "graph"
+            at = spans.ends[node]
+    for start, end in model.functions:
+        if _find(model, b"location", start, end) >= 0:
+            yield start, end, "function"
+    for start, end in model.training:
+        if _find(model, b"location", start, end) >= 0:
+            yield start, end, "training"
+
+
+def _node_runs(model: Model) -> Iterator[tuple[int, int]]:
+    first = last = -1
+    for start, end in model.graph.spans:
+        if start != last:
+            if first >= 0:
+                yield first, last
+            first = start
+        last = end
+    if first >= 0:
+        yield first, last
+
+
+def _find(model: Model, text: bytes, start: int, end: int) -> int:
+    return model.mapped.find(text, start, end)
+
+
+def _walk(data: Bytes, kind: str, start: int, end: int) -> Iterator[TensorHead]:
+    holders = _HOLDERS[kind]
+    split: list[tuple[int, int]] = []
+    for number, wire, _, begin, stop, _ in fields(data, start, end):
+        inner = holders.get(number) if wire == LENGTH else None
+        if kind == "attribute" and number == 5:
+            split.append((begin, stop))
+        elif inner == "tensor":
+            yield from _external(data, [(begin, stop)])
+        elif inner is not None:
+            yield from _walk(data, inner, begin, stop)
+    if split:
+        yield from _external(data, split)
+
+
+def _external(data: Bytes, parts: Sequence[tuple[int, int]]) -> Iterator[TensorHead]:
+    head = tensor_head(data, parts)
+    if head.external:
+        yield head
+
+
+def _is_there(source: Path, target: Path) -> bool:
+    """Whether the data already stands at the target.
+
+    Raises:
+        UserError: the source is missing, or another file stands there.
+    """
+    if not source.is_file():
+        raise UserError(
+            "external-data-missing",
+            f"the external data file {source} is missing and must be copied beside the output: "
+            "put it beside the model, or write the output into the model's folder",
+        )
+    if not target.exists():
+        return False
+    if target.samefile(source) or _same_content(source, target):
+        return True
+    raise UserError(
+        "external-data-differs",
+        f"{target} exists and is not the data of this model: write the output into a folder of its own",
+    )
+
+
+def _same_content(source: Path, target: Path) -> bool:
+    ours, theirs = source.stat(), target.stat()
+    if ours.st_size != theirs.st_size:
+        return False
+    if ours.st_mtime_ns == theirs.st_mtime_ns:
+        return True
+    with source.open("rb") as left, target.open("rb") as right:
+        while chunk := left.read(_CHUNK):
+            if chunk != right.read(_CHUNK):
+                return False
+    return True
+
+
+def _copy_all(pairs: Sequence[tuple[Path, Path]], progress: Progress | None) -> tuple[Path, ...]:
+    total, done = sum(source.stat().st_size for source, _ in pairs), 0
+    made: list[Path] = []
+    try:
+        for source, target in pairs:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(source, target, lambda count, done=done: progress(done + count, total) if progress else None)
+            made.append(target)
+            done += source.stat().st_size
+    except BaseException:
+        undo(Carried({}, tuple(made)))
+        raise
+    return tuple(made)
+
+
+def _copy(source: Path, target: Path, progress: Callable[[int], None]) -> None:
+    with source.open("rb", buffering=0) as reader, atomic(target, [source]) as writer:
+        size = os.fstat(reader.fileno()).st_size
+        if not _reflink(reader.fileno(), writer.fileno()):
+            os.ftruncate(writer.fileno(), size)
+            for start, end in _extents(reader.fileno(), size):
+                _copy_range(reader.fileno(), writer.fileno(), start, end, progress)
+        progress(size)
+        status = os.fstat(reader.fileno())
+        # the same time stamp tells the next run that the copy is up to date
+        os.utime(writer.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _reflink(reader: int, writer: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
+    try:
+        fcntl.ioctl(writer, _FICLONE, reader)
+    except OSError:
+        return False
+    return True
+
+
+def _extents(reader: int, size: int) -> Iterator[tuple[int, int]]:
+    """The parts of a file that hold data; a sparse file has holes between them."""
+    position = 0
+    while position < size:
+        try:
+            start = os.lseek(reader, position, os.SEEK_DATA)
+            stop = os.lseek(reader, start, os.SEEK_HOLE)
+        except (OSError, AttributeError) as error:
+            # ENXIO: nothing but a hole up to the end. Anything else: holes cannot be asked for here
+            start, stop = (size if getattr(error, "errno", None) == errno.ENXIO else position), size
+        yield start, stop
+        position = stop
+
+
+def _copy_range(reader: int, writer: int, start: int, end: int, progress: Callable[[int], None]) -> None:
+    while start < end:
+        size = min(_CHUNK, end - start)
+        try:
+            count = os.copy_file_range(reader, writer, size, start, start)
+        except (OSError, AttributeError):
+            count = os.pwrite(writer, os.pread(reader, size, start), start)
+        if not count:
+            raise UserError("external-data-changed", "an external data file shrank while it was copied: run again")
+        start += count
+        progress(start)

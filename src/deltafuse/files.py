@@ -1,0 +1,95 @@
+"""Writing files: all of it or nothing, and never over the input."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from deltafuse.errors import UserError
+
+__all__ = ["adopt", "atomic", "check_output"]
+
+
+def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
+    """Raises where `output` cannot be written, or is one of the `inputs` by whatever path.
+
+    Raises:
+        UserError: ``output-is-input``, ``output-is-folder``, ``output-folder-missing``, ``output-not-writable``.
+    """
+    folder = output.parent
+    try:
+        if output.is_dir():
+            raise UserError("output-is-folder", f"{output} is a folder: give the path of a file in it")
+        if not folder.is_dir():
+            raise UserError(
+                "output-folder-missing", f"the folder {folder} does not exist: create it (mkdir -p {folder})"
+            )
+        for path in inputs:
+            if output == path or (output.exists() and path.exists() and output.samefile(path)):
+                raise UserError("output-is-input", f"{output} is the input itself: give another output path")
+    except OSError as error:
+        raise _unwritable(output, error) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _unwritable(output, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+@contextmanager
+def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
+    """Opens a temporary file beside `output`, which takes its name when the block ends without an error.
+
+    Until then `output` is what it was; after an error nothing is left behind.
+
+    Raises:
+        UserError: see `check_output`; ``disk-full``.
+    """
+    check_output(output, inputs)
+    temporary = output.with_name(f".{output.name[:100]}.{secrets.token_hex(6)}.tmp")
+    try:
+        # not tempfile: its files are readable for their owner alone
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    except OSError as error:
+        raise _unwritable(output, error) from None
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, output)
+        _sync_folder(output.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError("disk-full", f"no room left for {output}: free some space or write elsewhere") from None
+        raise
+
+
+def adopt(temporary: Path, output: Path) -> None:
+    """Gives a finished file of the same file system its name, as `atomic` does at the end."""
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, output)
+    _sync_folder(output.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    # the new name itself must reach the disk; where folders cannot be opened (Windows) there is nothing to do
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _unwritable(output: Path, error: OSError) -> UserError:
+    return UserError(
+        "output-not-writable",
+        f"{output} cannot be written ({error.strerror or error}): "
+        "give a folder you may write to, or change its permissions",
+    )

@@ -1,0 +1,198 @@
+"""Find where a rule could be: anchors, the cone behind them, and the roots it is computed from.
+
+Nothing here knows numbers: a candidate is a part of the graph that is worth proving.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from deltafuse.classes import Kind
+from deltafuse.climb import Climber
+from deltafuse.graph import Graph
+from deltafuse.patterns import Pattern
+from deltafuse.probe import backward_slice
+from deltafuse.shapes import Shapes
+
+_JOINED = -2
+_FREE = -1
+
+_SCOPE = re.compile(r"(layers?[._]\d+)(?=[._/]|$)")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A part of the graph that may be the rule.
+
+    Attributes:
+        name: from the exporter's scopes where there are any (``layers.3``), else ``site.N``.
+        g: value that all anchors climb to.
+        roots: data values that the core is computed from, `g` first.
+        sources: values outside of which only the shape is used.
+        core: nodes that depend on an anchor, ascending.
+        nodes: `core` and all that lies between it and the roots, constants and shape arithmetic too, ascending.
+        frontier: values of the core that something outside reads, or that are graph outputs.
+    """
+
+    name: str
+    g: int
+    roots: tuple[int, ...]
+    sources: tuple[int, ...]
+    core: tuple[int, ...]
+    nodes: tuple[int, ...]
+    frontier: tuple[int, ...]
+
+
+class Finder:
+    """Finds the candidates of one pattern in one graph."""
+
+    def __init__(self, graph: Graph, kinds: bytearray, shapes: Shapes, pattern: Pattern) -> None:
+        self._graph = graph
+        self._kinds = kinds
+        self._pattern = pattern
+        self._climber = Climber(graph, kinds, shapes, pattern.fence)
+
+    def find(self) -> tuple[Candidate, ...]:
+        """Candidates in the order of their first anchor."""
+        anchors = self._anchors()
+        if not anchors:
+            return ()
+        sites: dict[int, int] = {}
+        for g in anchors.values():
+            sites.setdefault(g, len(sites))
+        colours = self._colour({node: sites[g] for node, g in anchors.items()})
+        cores: list[list[int]] = [[] for _ in sites]
+        for node, colour in enumerate(colours):
+            if colour >= 0:
+                cores[colour].append(node)
+        found = [self._candidate(g, core) for g, core in zip(sites, cores, strict=True)]
+        return _name(self._graph, [candidate for candidate in found if candidate is not None])
+
+    def anchors_seen(self) -> int:
+        """How many operators were looked at as a possible start of the rule."""
+        kinds, graph = self._kinds, self._graph
+        return sum(
+            op in self._pattern.anchors and kinds[graph.node_outputs[node][0]] == Kind.DATA for node, op in enumerate(graph.op)
+        )
+
+    def _anchors(self) -> dict[int, int]:
+        graph, kinds = self._graph, self._kinds
+        anchors: dict[int, int] = {}
+        for node, op in enumerate(graph.op):
+            if op not in self._pattern.anchors or kinds[graph.node_outputs[node][0]] != Kind.DATA or self._activation(node):
+                continue
+            roots = self._climber.decay_roots(graph.node_inputs[node][0])
+            if len(roots) == 1:
+                anchors[node] = roots[0]
+        return anchors
+
+    def _activation(self, node: int) -> bool:
+        """An exponential inside a written-out softplus or sigmoid: Exp, Add(1), then Log, Reciprocal or Div."""
+        graph = self._graph
+        for add in graph.consumers[graph.node_outputs[node][0]]:
+            if graph.op[add] != "Add" or not any(self._kinds[v] == Kind.CONSTANT for v in graph.node_inputs[add]):
+                continue
+            if any(graph.op[after] in ("Log", "Reciprocal", "Div") for after in graph.consumers[graph.node_outputs[add][0]]):
+                return True
+        return False
+
+    def _colour(self, anchors: dict[int, int]) -> list[int]:
+        """Colour of each node: the site whose anchors it depends on, `_FREE`, or `_JOINED` where sites meet."""
+        graph, kinds, fence = self._graph, self._kinds, self._pattern.fence
+        value_colours = [_FREE] * len(graph.value_names)
+        colours = [_FREE] * len(graph.op)
+        for node in range(min(anchors), len(graph.op)):
+            colour = _FREE
+            for value in graph.node_inputs[node]:
+                seen = value_colours[value]
+                if seen != _FREE:
+                    colour = seen if colour in (_FREE, seen) else _JOINED
+            if colour == _FREE:
+                colour = anchors.get(node, _FREE)
+            if colour < 0 or graph.op[node] in fence:
+                continue
+            if any(kinds[value] == Kind.WEIGHT for value in graph.node_inputs[node]):
+                continue
+            outputs = graph.node_outputs[node]
+            if kinds[outputs[0]] != Kind.DATA:
+                continue
+            colours[node] = colour
+            for value in outputs:
+                value_colours[value] = colour
+        return colours
+
+    def _candidate(self, g: int, core: list[int]) -> Candidate | None:
+        graph, kinds = self._graph, self._kinds
+        inside = {value for node in core for value in graph.node_outputs[node]}
+        if not any(graph.op[node] in self._pattern.contractions for node in core):
+            return None
+        entries = {
+            value
+            for node in core
+            for value in (*graph.node_inputs[node], *graph.captures.get(node, ()))
+            if value not in inside and kinds[value] == Kind.DATA
+        }
+        roots = self._climber.roots(sorted(entries), g)
+        if len(roots) < self._pattern.least_roots:
+            return None
+        members = set(core)
+        frontier = [value for value in sorted(inside) if self._read_outside(value, members)]
+        sources, nodes = self._close(roots, frontier, inside)
+        return Candidate("", g, tuple(roots), sources, tuple(core), nodes, tuple(frontier))
+
+    def _read_outside(self, value: int, members: set[int]) -> bool:
+        graph, kinds = self._graph, self._kinds
+        if value in self._outputs:
+            return True
+        return any(
+            node not in members and kinds[graph.node_outputs[node][0]] == Kind.DATA for node in graph.consumers[value]
+        )
+
+    @property
+    def _outputs(self) -> frozenset[int]:
+        return frozenset(self._graph.outputs)
+
+    def _close(self, roots: list[int], frontier: list[int], inside: set[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sources of shapes outside the site, and all nodes between the roots, these sources and the frontier."""
+        graph, kinds = self._graph, self._kinds
+        reached = set(roots)
+        nodes, _ = backward_slice(graph, roots, frontier)
+        for node in nodes:
+            data = [value for value in graph.node_inputs[node] if kinds[value] == Kind.DATA]
+            if any(value in reached for value in data):
+                reached.update(graph.node_outputs[node])
+        sources: set[int] = set()
+        for node in nodes:
+            if graph.op[node] not in ("Shape", "Size"):
+                continue
+            value = graph.node_inputs[node][0]
+            if value not in reached and value not in inside and kinds[value] == Kind.DATA:
+                sources.add(value)
+        nodes, _ = backward_slice(graph, {*roots, *sources}, frontier)
+        return tuple(sorted(sources)), tuple(nodes)
+
+
+def _name(graph: Graph, found: list[Candidate]) -> tuple[Candidate, ...]:
+    scopes = [_scope(graph, candidate) for candidate in found]
+    unique = len(set(scopes)) == len(scopes) and all(scopes)
+    named: list[Candidate] = []
+    for index, (candidate, scope) in enumerate(zip(found, scopes, strict=True)):
+        name = scope if unique else f"site.{index}"
+        named.append(
+            Candidate(
+                name, candidate.g, candidate.roots, candidate.sources, candidate.core, candidate.nodes, candidate.frontier
+            )
+        )
+    return tuple(named)
+
+
+def _scope(graph: Graph, candidate: Candidate) -> str:
+    """The layer that the exporter's names or metadata put the core's first node in, or ""."""
+    node = graph.node(candidate.core[0])
+    texts = [node.name, *node.output, *(prop.value for prop in node.metadata_props if "scope" in prop.key or "namespace" in prop.key)]
+    for text in texts:
+        found = _SCOPE.search(text)
+        if found:
+            return found.group(1).replace("_", ".")
+    return ""

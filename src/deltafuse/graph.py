@@ -1,0 +1,188 @@
+"""One scope of a model in columns: nodes and values are ints, bytes are decoded where they are needed."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import TypeVar, overload
+
+import onnx
+
+from deltafuse.protobuf import fields
+from deltafuse.tensors import TensorHead, constant_head
+
+__all__ = ["Graph", "Runs", "Spans", "TensorHead"]
+
+_T = TypeVar("_T")
+
+
+class _Column(Sequence[_T]):
+    """A read-only sequence that makes its items when they are asked for."""
+
+    def _item(self, index: int) -> _T:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> _T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_T]: ...
+    def __getitem__(self, index: int | slice) -> _T | Sequence[_T]:
+        if isinstance(index, slice):
+            return [self._item(i) for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._item(index)
+
+    def __iter__(self) -> Iterator[_T]:
+        return (self._item(i) for i in range(len(self)))
+
+
+class Spans(_Column[tuple[int, int]]):
+    """Byte ranges in 16 bytes each (a list of tuples takes 136)."""
+
+    def __init__(self, starts: array[int], ends: array[int]) -> None:
+        self.starts = starts
+        self.ends = ends
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def _item(self, index: int) -> tuple[int, int]:
+        return self.starts[index], self.ends[index]
+
+
+class Runs(_Column["tuple[tuple[int, int], ...]"]):
+    """Item i is a run of consecutive byte ranges; `stops` says where in `spans` each run ends."""
+
+    def __init__(self, spans: Spans, stops: array[int]) -> None:
+        self.spans = spans
+        self.stops = stops
+
+    def __len__(self) -> int:
+        return len(self.stops)
+
+    def _item(self, index: int) -> tuple[tuple[int, int], ...]:
+        first, stop = (self.stops[index - 1] if index else 0), self.stops[index]
+        return tuple(zip(self.spans.starts[first:stop], self.spans.ends[first:stop], strict=True))
+
+
+@dataclass
+class Graph:
+    """The main graph of a model.
+
+    Values are numbered in order of first mention; value 0 is the absent one (the empty name). Node order is the file's.
+
+    Attributes:
+        data: the whole file.
+        value_names: value id -> name bytes.
+        op: node -> op_type (equal op_types are the same object).
+        domain: node -> domain ("" for ai.onnx).
+        node_inputs, node_outputs: node -> value ids.
+        captures: node -> values of this scope that its subgraphs read (nodes with subgraphs only).
+        spans: node -> byte range of the whole field in the file, tag included.
+        attribute_spans: node -> byte ranges of its AttributeProto messages (payload without tag and length).
+        inputs, outputs: value ids of graph inputs (initializers excluded) and outputs.
+        initializers: value id -> head.
+        type_spans: value id -> byte range of its ValueInfoProto message (inputs, outputs and value_info; where a value
+            is declared twice, that of the graph input or output).
+    """
+
+    data: memoryview
+    value_names: list[bytes]
+    value_ids: dict[bytes, int]
+    op: list[str]
+    domain: list[str]
+    node_inputs: list[tuple[int, ...]]
+    node_outputs: list[tuple[int, ...]]
+    captures: dict[int, tuple[int, ...]]
+    spans: Spans
+    attribute_spans: Runs
+    inputs: list[int]
+    outputs: list[int]
+    initializers: dict[int, TensorHead]
+    type_spans: dict[int, tuple[int, int]]
+    _attributes: dict[int, dict[str, onnx.AttributeProto]] = field(
+        default_factory=dict[int, dict[str, onnx.AttributeProto]], repr=False
+    )
+
+    def name(self, value: int) -> str:
+        """The name of a value, "" for value 0."""
+        return self.value_names[value].decode()
+
+    def find(self, name: str) -> int | None:
+        """The id of a value, None where nothing has that name."""
+        return self.value_ids.get(name.encode())
+
+    def node(self, index: int) -> onnx.NodeProto:
+        """Decodes one node."""
+        start, end = self._payload(index)
+        return onnx.NodeProto.FromString(bytes(self.data[start:end]))
+
+    def node_name(self, index: int) -> str:
+        """The name of one node, without decoding the rest of it."""
+        start, end = self._payload(index)
+        found = [f for f in fields(self.data, start, end) if f[0] == 3]
+        return bytes(self.data[found[-1][3] : found[-1][4]]).decode() if found else ""
+
+    def attributes(self, index: int) -> dict[str, onnx.AttributeProto]:
+        """Decodes the attributes of one node, by name (cached)."""
+        known = self._attributes.get(index)
+        if known is None:
+            decoded = [_attribute(bytes(self.data[start:end])) for start, end in self.attribute_spans[index]]
+            known = self._attributes[index] = {attribute.name: attribute for attribute in decoded}
+        return known
+
+    def constant_head(self, index: int) -> TensorHead | None:
+        """What a Constant node holds, without its data; None where the node is no Constant."""
+        if self.op[index] != "Constant" or self.domain[index]:
+            return None
+        return constant_head(self.data, self.attribute_spans[index])
+
+    def value_info(self, value: int) -> onnx.ValueInfoProto | None:
+        """Decodes what the file declares of a value, None where it says nothing."""
+        span = self.type_spans.get(value)
+        return None if span is None else onnx.ValueInfoProto.FromString(bytes(self.data[span[0] : span[1]]))
+
+    @cached_property
+    def producer(self) -> list[int]:
+        """Value -> node that writes it, or -1."""
+        writers = [-1] * len(self.value_names)
+        for node, outputs in enumerate(self.node_outputs):
+            for value in outputs:
+                writers[value] = node
+        writers[0] = -1
+        return writers
+
+    @cached_property
+    def consumers(self) -> list[Sequence[int]]:
+        """Value -> nodes that read it (captures by subgraphs included), ascending, without repeats."""
+        readers: list[Sequence[int]] = [()] * len(self.value_names)
+        captures = self.captures
+        for node, inputs in enumerate(self.node_inputs):
+            for value in inputs + captures[node] if node in captures else inputs:
+                known = readers[value]
+                if not known:
+                    readers[value] = (node,)
+                elif known[-1] == node:
+                    continue
+                elif isinstance(known, list):
+                    known.append(node)
+                else:
+                    readers[value] = [*known, node]
+        readers[0] = ()
+        return readers
+
+    def _payload(self, index: int) -> tuple[int, int]:
+        start, end = self.spans[index]
+        _, _, _, begin, stop, _ = next(fields(self.data, start, end))
+        return begin, stop
+
+
+@lru_cache(maxsize=4096)
+def _attribute(message: bytes) -> onnx.AttributeProto:
+    # exports repeat a few attributes (axis = 0) tens of thousands of times
+    return onnx.AttributeProto.FromString(message)

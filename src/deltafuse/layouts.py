@@ -1,0 +1,100 @@
+"""Axis layouts as text: one letter an axis, merged axes in brackets, e.g. ``BT(HD)``.
+
+Letters: B batch, T tokens, N key heads, H value heads, K key size, V value size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Layouts worth trying for each operand of a rule over tokens and heads.
+GATES = ("BTH", "BHT", "BH", "(BT)H")
+QUERIES = ("BTNK", "BNTK", "BT(NK)", "BNK", "B(NK)", "(BT)NK", "(BT)(NK)")
+VALUES = ("BTHV", "BHTV", "BT(HV)", "BHV", "B(HV)", "(BT)HV", "(BT)(HV)")
+STATES = ("BHKV", "BHVK")
+OUTPUTS = (*VALUES, "(BTH)V")
+
+
+@cache
+def axes(layout: str) -> tuple[str, ...]:
+    """Splits ``BT(HD)`` into ``("B", "T", "HD")``."""
+    groups: list[str] = []
+    depth = 0
+    for letter in layout:
+        if letter == "(":
+            depth = 1
+            groups.append("")
+        elif letter == ")":
+            depth = 0
+        elif depth:
+            groups[-1] += letter
+        else:
+            groups.append(letter)
+    return tuple(groups)
+
+
+def fit(layout: str, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int] | None:
+    """Sizes of a layout's letters given an array's shape and the letters that are known.
+
+    Letters without an axis count as 1. None where the shape does not fit, or where two letters of one merged axis
+    are unknown.
+    """
+    groups = axes(layout)
+    if len(groups) != len(shape):
+        return None
+    found: dict[str, int] = {}
+    for group, size in zip(groups, shape, strict=True):
+        unknown = [letter for letter in group if letter not in sizes]
+        known = prod(sizes[letter] for letter in group if letter in sizes)
+        if len(unknown) > 1 or known == 0 or size % known:
+            return None
+        if unknown:
+            found[unknown[0]] = size // known
+        elif size != known:
+            return None
+    letters = set("".join(groups))
+    absent = set("B" if letters >= {"K", "V"} else "BT") - letters
+    if any(sizes.get(letter, 1) != 1 for letter in absent):
+        return None
+    return {**sizes, **found}
+
+
+def unpack(array: npt.NDArray[Any], layout: str, order: str, sizes: Mapping[str, int]) -> npt.NDArray[Any]:
+    """Brings an array from its layout into plain axes in `order`; letters without an axis become size 1."""
+    letters = "".join(axes(layout))
+    plain = array.reshape([sizes[letter] for letter in letters])
+    missing = [letter for letter in order if letter not in letters]
+    plain = plain.reshape(*plain.shape, *([1] * len(missing)))
+    letters += "".join(missing)
+    return np.ascontiguousarray(plain.transpose([letters.index(letter) for letter in order]))
+
+
+def pack(array: npt.NDArray[Any], order: str, layout: str) -> npt.NDArray[Any]:
+    """Brings an array with plain axes in `order` into a layout; letters the layout lacks have size 1."""
+    groups = axes(layout)
+    letters = "".join(groups)
+    absent = [letter for letter in order if letter not in letters]
+    moved = array.transpose([order.index(letter) for letter in (*letters, *absent)])
+    sizes = dict(zip((*letters, *absent), moved.shape, strict=True))
+    return np.ascontiguousarray(moved.reshape([prod(sizes[letter] for letter in group) for group in groups]))
+
+
+def fits(layouts: Sequence[str], shape: Sequence[int], sizes: Mapping[str, int]) -> Iterator[tuple[str, dict[str, int]]]:
+    """The layouts that a shape fits, with all sizes then known."""
+    for layout in layouts:
+        found = fit(layout, shape, sizes)
+        if found is not None:
+            yield layout, found
+
+
+def public(layout: str) -> str:
+    """The letters that the report uses: H for either kind of head, D for either head size (states keep K and V)."""
+    if set(layout) >= {"K", "V"}:
+        return layout
+    return layout.replace("N", "H").replace("K", "D").replace("V", "D")

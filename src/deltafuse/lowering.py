@@ -1,0 +1,229 @@
+"""Lowers the fused Custom nodes to plain ONNX operators that onnxruntime runs.
+
+Written from the kernels' documentation (MindSpore Lite custom kernels, ascend_300iduo), so that it is a second opinion
+on what a target emits. With S a state of [Dv, Dk], per token t and value head h, which reads key head h // (Nv / Nk):
+
+    S  <- S * exp(g + gk)             decay in log space, both optional; gk is per key channel
+    d   = beta * (v - S k)
+    S  <- S + d k^T
+    out = scale_value * S q           scale_value is 1.0 where it is not given
+
+``actual_seq_lengths`` parts the token axis into sequences. ChunkGatedDeltaRule has one initial and one final state a
+sequence; RecurrentGatedDeltaRule reads slot ``indices[start + accepted - 1]`` and writes slot ``indices[t]`` after each
+token.
+
+The lowered graph rounds its operands to float16 at the boundary, computes in float32 and rounds the results to float16:
+the target's precision. `deltafuse.probe.to_double` turns all of that into double, for proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+CHUNK = "ChunkGatedDeltaRule"
+RECURRENT = "RecurrentGatedDeltaRule"
+
+_BOOL, _INT64 = TensorProto.BOOL, TensorProto.INT64
+_HALF, _SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
+
+
+@dataclass(frozen=True)
+class Call:
+    """A fused node as the kernel sees it.
+
+    Attributes:
+        op: attribute ``type``.
+        ports: input name -> value, absent optional inputs left out.
+        out, state: names of the results; "" where a result is not named.
+        scale: ``scale_value``.
+    """
+
+    op: str
+    ports: Mapping[str, str]
+    out: str
+    state: str
+    scale: float
+
+
+def fused_type(node: NodeProto) -> str:
+    """The kernel that a node calls, "" where it is no fused node of ours."""
+    if node.op_type != "Custom" or node.domain:
+        return ""
+    kinds = [attribute.s.decode() for attribute in node.attribute if attribute.name == "type"]
+    return kinds[0] if kinds and kinds[0] in (CHUNK, RECURRENT) else ""
+
+
+def read_call(node: NodeProto) -> Call:
+    """Reads a fused node: which value feeds which port is told by ``input_index``."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    names = [name.decode() for name in attributes["input_names"].strings]
+    index = list(attributes["input_index"].ints) if "input_index" in attributes else list(range(len(node.input)))
+    ports = {names[port]: value for port, value in zip(index, node.input, strict=True) if value}
+    outputs = [*node.output, "", ""]
+    scale = attributes["scale_value"].f if "scale_value" in attributes else 1.0
+    return Call(fused_type(node), ports, outputs[0], outputs[1], scale)
+
+
+def lower_nodes(nodes: Iterable[NodeProto], scales: Mapping[str, float] | None = None) -> list[NodeProto]:
+    """Replaces each fused node by plain operators (opset 13 or later); other nodes are the same objects, order is kept.
+
+    Args:
+        nodes: nodes of one graph, e.g. those of a plan.
+        scales: node name -> scale to use in place of ``scale_value``, whose float32 hides the exact one.
+    """
+    lowered: list[NodeProto] = []
+    for node in nodes:
+        lowered += _lower(node, (scales or {}).get(node.name)) if fused_type(node) else [node]
+    return lowered
+
+
+def lower_model(model: onnx.ModelProto, scales: Mapping[str, float] | None = None) -> onnx.ModelProto:
+    """A copy of a model in which each fused node is plain operators at the target's precision; see `lower_nodes`.
+
+    External data stays where it is.
+    """
+    lowered = onnx.ModelProto()
+    lowered.CopyFrom(model)
+    del lowered.graph.node[:]
+    lowered.graph.node.extend(lower_nodes(model.graph.node, scales))
+    return lowered
+
+
+class _Writer:
+    """Appends nodes with names below one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.nodes: list[NodeProto] = []
+
+    def add(self, op_type: str, inputs: Sequence[str], output: str = "", **attributes: object) -> str:
+        name = output or f"{self.prefix}/{len(self.nodes)}_{op_type}"
+        node = helper.make_node(op_type, list(inputs), [name], f"{self.prefix}/{len(self.nodes)}")
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        self.nodes.append(node)
+        return name
+
+    def constant(self, value: object, dtype: type[np.generic]) -> str:
+        tensor = numpy_helper.from_array(np.array(value, dtype))
+        return self.add("Constant", (), value=tensor)
+
+    def shaped(self, value: str, shape: Sequence[int], output: str = "") -> str:
+        """Reshape; 0 keeps a size, -1 is what is left."""
+        return self.add("Reshape", (value, self.constant(shape, np.int64)), output)
+
+    def size(self, value: str, axis: int) -> str:
+        return self.add("Gather", (self.add("Shape", (value,)), self.constant(axis, np.int64)), axis=0)
+
+    def count(self, size: str) -> str:
+        return self.add("Range", (self.constant(0, np.int64), size, self.constant(1, np.int64)))
+
+
+def _lower(node: NodeProto, scale: float | None) -> list[NodeProto]:
+    call = read_call(node)
+    writer = _Writer(f"{node.name or node.output[0]}/lowered")
+    ports = {name: _operand(writer, name, value) for name, value in call.ports.items()}
+    state = ports["state" if call.op == RECURRENT else "initial_state"]
+    tokens = _per_token(writer, ports) + _schedule(writer, call, ports)
+    # In double until the last moment, so that a proof in double sees all digits.
+    factor = writer.constant(call.scale if scale is None else scale, np.float64)
+    factor = writer.add("Cast", (factor,), to=_SINGLE)
+    first = writer.add("Gather", (state, writer.constant(0, np.int64)), axis=0)
+    slots = writer.count(writer.size(state, 0))
+    results = [f"{writer.prefix}/{name}" for name in ("last", "store", "out")]
+    body = _body(f"{writer.prefix}/step", factor, slots)
+    scan = helper.make_node(
+        "Scan", [first, state, *tokens], results, f"{writer.prefix}/scan", body=body, num_scan_inputs=len(tokens)
+    )
+    writer.nodes.append(scan)
+    for value, output in ((results[2], call.out), (results[1], call.state)):
+        if output:
+            writer.add("Cast", (value,), output, to=_HALF)
+    return writer.nodes
+
+
+def _operand(writer: _Writer, name: str, value: str) -> str:
+    if name in ("actual_seq_lengths", "ssm_state_indices", "num_accepted_tokens"):
+        return writer.add("Cast", (value,), to=_INT64)
+    if name not in ("g", "gk"):
+        value = writer.add("Cast", (value,), to=_HALF)
+    return writer.add("Cast", (value,), to=_SINGLE)
+
+
+def _per_token(writer: _Writer, ports: Mapping[str, str]) -> list[str]:
+    """What each token reads: q, k [Nv, Dk] (heads repeated), v [Nv, Dv], beta [Nv], log decay [Nv, 1, 1 or Dk]."""
+    key_heads, value_heads = writer.size(ports["query"], 1), writer.size(ports["value"], 1)
+    group = writer.add("Div", (value_heads, key_heads))
+    head = writer.add("Div", (writer.count(value_heads), group))
+    query, key = (writer.add("Gather", (ports[name], head), axis=1) for name in ("query", "key"))
+    return [query, key, ports["value"], ports["beta"], _log_decay(writer, ports)]
+
+
+def _log_decay(writer: _Writer, ports: Mapping[str, str]) -> str:
+    parts = [writer.shaped(ports[name], shape) for name, shape in _DECAYS.items() if name in ports]
+    if not parts:
+        zero = numpy_helper.from_array(np.zeros(1, np.float32))
+        shape = writer.add("Shape", (writer.shaped(ports["beta"], (0, 0, 1, 1)),))
+        return writer.add("ConstantOfShape", (shape,), value=zero)
+    return parts[0] if len(parts) == 1 else writer.add("Add", parts)
+
+
+_DECAYS = {"g": (0, 0, 1, 1), "gk": (0, 0, 1, -1)}
+
+
+def _schedule(writer: _Writer, call: Call, ports: Mapping[str, str]) -> list[str]:
+    """Per token: slot to read, slot to write, whether a sequence starts here, whether any sequence has the token."""
+    lengths = ports["actual_seq_lengths"]
+    token = writer.count(writer.size(ports["value"], 0))
+    ends = writer.add("CumSum", (lengths, writer.constant(0, np.int64)))
+    passed = writer.add("GreaterOrEqual", (writer.shaped(token, (-1, 1)), writer.shaped(ends, (1, -1))))
+    sequence = writer.add(
+        "ReduceSum", (writer.add("Cast", (passed,), to=_INT64), writer.constant([1], np.int64)), keepdims=0
+    )
+    total = writer.size(lengths, 0)
+    valid = writer.add("Less", (sequence, total))
+    sequence = writer.add("Min", (sequence, writer.add("Sub", (total, writer.constant(1, np.int64)))))
+    starts = writer.add("Gather", (writer.add("Sub", (ends, lengths)), sequence), axis=0)
+    first = writer.add("Equal", (token, starts))
+    if call.op == CHUNK:
+        return [sequence, sequence, first, valid]
+    indices = ports["ssm_state_indices"]
+    if "num_accepted_tokens" in ports:
+        accepted = writer.add("Gather", (ports["num_accepted_tokens"], sequence), axis=0)
+        starts = writer.add("Sub", (writer.add("Add", (starts, accepted)), writer.constant(1, np.int64)))
+    return [writer.add("Gather", (indices, starts), axis=0), indices, first, valid]
+
+
+def _body(prefix: str, factor: str, slots: str) -> onnx.GraphProto:
+    """One token: the rule of the module's docstring, between reading a slot and writing one."""
+    writer = _Writer(prefix)
+    names = ("state", "store", "query", "key", "value", "beta", "log_decay", "read", "write", "first", "valid")
+    types = (*[_SINGLE] * 7, _INT64, _INT64, _BOOL, _BOOL)
+    inputs = {name: f"{prefix}/{name}" for name in names}
+    query, key = (writer.shaped(inputs[name], (0, -1, 1)) for name in ("query", "key"))
+    value, beta = writer.shaped(inputs["value"], (0, -1, 1)), writer.shaped(inputs["beta"], (-1, 1, 1))
+
+    stored = writer.add("Gather", (inputs["store"], inputs["read"]), axis=0)
+    state = writer.add("Where", (inputs["first"], stored, inputs["state"]))
+    state = writer.add("Mul", (state, writer.add("Exp", (inputs["log_decay"],))))
+    error = writer.add("Sub", (value, writer.add("MatMul", (state, key))))
+    delta = writer.add("Mul", (beta, error))
+    update = writer.add("Mul", (delta, writer.shaped(inputs["key"], (0, 1, -1))))
+    state = writer.add("Add", (state, update), f"{prefix}/next_state")
+    out = writer.add("Mul", (writer.shaped(writer.add("MatMul", (state, query)), (0, -1)), factor))
+    out = writer.add("Where", (inputs["valid"], out, writer.add("Cast", (writer.constant(0, np.float32),), to=_SINGLE)),
+                     f"{prefix}/token_out")  # fmt: skip
+
+    here = writer.add("And", (writer.add("Equal", (slots, inputs["write"])), inputs["valid"]))
+    store = writer.add("Where", (writer.shaped(here, (-1, 1, 1, 1)), state, inputs["store"]), f"{prefix}/next_store")
+    declared = [
+        helper.make_tensor_value_info(inputs[name], dtype, None) for name, dtype in zip(names, types, strict=True)
+    ]
+    # onnxruntime allocates a Scan's results by the declared rank.
+    ranks = ((state, 3), (store, 4), (out, 2))
+    results = [helper.make_tensor_value_info(name, _SINGLE, [None] * rank) for name, rank in ranks]
+    return helper.make_graph(writer.nodes, "token", declared, results)

@@ -1,0 +1,206 @@
+"""What is handed from stage to stage: a proven site, the nodes that replace it, the axes that are pinned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx
+
+from deltafuse.dims import Dim
+from deltafuse.reasons import Reason
+
+
+@dataclass(frozen=True)
+class Role:
+    """One operand or result of the rule, as a value of the graph.
+
+    Attributes:
+        value: value id in the graph.
+        name: the tensor's name.
+        layout: one letter an axis, merged axes in brackets, in the file's order. B batch, T tokens,
+            H heads, D head size (key_dim for query/key, value_dim for value/out), K and V the two axes of a state.
+            E.g. ``BTHD``, ``BHTD``, ``BT(HD)``, ``BTH``, ``BHT``, ``BHKV``, ``BHVK``, ``BHD`` (no time axis).
+        shape: one `Dim` (int or symbolic) an axis of the value.
+        dtype: ``onnx.TensorProto`` element type.
+    """
+
+    value: int
+    name: str
+    layout: str
+    shape: tuple[Dim, ...]
+    dtype: int
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An L2 norm over the head size between a root and the rule, that must be made again on un-repeated heads.
+
+    Attributes:
+        kind: ``rsqrt`` for x * rsqrt(sum(x^2) + eps), ``max`` for x / max(||x||, eps).
+        eps: value of the constant in the source, e.g. 9.99999997e-07 for a float32 1e-6.
+        dtype: element type the source computes the norm in.
+        nodes: the source's arithmetic in order, over the last axis (reduce axes are -1, keepdims 1). The input is named
+            ``x``, the result ``y``; other names are local and may be renamed.
+        initializers: constants that the nodes read, bytes as in the source.
+    """
+
+    kind: str
+    eps: float
+    dtype: int
+    nodes: tuple[onnx.NodeProto, ...]
+    initializers: tuple[onnx.TensorProto, ...]
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Sizes of a site: ints, or symbolic dims of the graph's inputs."""
+
+    batch: Dim
+    tokens: Dim
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class Validity:
+    """Token counts for which the *unfused* graph is the rule (a traced graph often is for some only).
+
+    Attributes:
+        low, high: proven range, both ends included.
+        below, above: what happens outside: ``fails``, ``wrong``, or None where nothing lies there or nothing was found.
+        tried: every token count that was run, ascending.
+    """
+
+    low: int
+    high: int
+    below: str | None
+    above: str | None
+    tried: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How equality was shown: relative errors in double over all draws."""
+
+    max_error: float
+    draws: int
+    shared_with: str | None = None
+    emitted_error: float | None = None
+    precision: str = "float64"
+
+
+@dataclass(frozen=True)
+class Match:
+    """A site that is proven to be the rule.
+
+    Attributes:
+        name: ``layers.3`` from the exporter's scopes, or ``site.N``.
+        rule: name of the pattern, e.g. ``gated_delta_rule``.
+        form: how it was written: ``chunk``, ``recurrent``, ``loop``, ``scan``, ``function``.
+        state, final_state: None where the state starts at zero / is not read by anything.
+        query_norm, key_norm: the norm between the root and the rule, None where there is none.
+        scale: factor on the query, e.g. 1/sqrt(key_dim).
+        nodes: every node of the site, dead once the outputs come from elsewhere (graph node ids, ascending).
+        class_key: equal for sites whose cut graphs and cut inputs are equal: they share one proof.
+    """
+
+    name: str
+    rule: str
+    form: str
+    query: Role
+    key: Role
+    value: Role
+    g: Role
+    beta: Role
+    state: Role | None
+    out: Role
+    final_state: Role | None
+    query_norm: Norm | None
+    key_norm: Norm | None
+    dims: Dims
+    scale: float
+    valid_tokens: Validity | None
+    nodes: tuple[int, ...]
+    class_key: bytes
+    proof: Proof
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoMatch:
+    """A candidate that is not the rule, or may not be fused, and why.
+
+    Attributes:
+        near_miss: True where it is not the rule (the reason says what differs), False where it is and a limit forbids it.
+    """
+
+    name: str
+    reason: Reason
+    near_miss: bool
+    nodes: int
+    match: Match | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The nodes that replace one site, in topological order.
+
+    Every new value and node is named ``<site>/gated_delta_rule/...``; the last nodes write the values of the match's
+    ``out`` and ``final_state`` under their old names, so nothing outside changes.
+
+    Attributes:
+        op: ``ChunkGatedDeltaRule`` or ``RecurrentGatedDeltaRule``.
+        nodes: to insert; constants are Constant nodes among them.
+        value_info: declared types of new values (both outputs of the Custom node at least).
+        pins: axes that must be one size in the output file: ((value id, axis, size), ...).
+        notes: for the report: precision given up, what the target assumes.
+    """
+
+    match: Match
+    op: str
+    nodes: tuple[onnx.NodeProto, ...]
+    value_info: tuple[onnx.ValueInfoProto, ...]
+    pins: tuple[tuple[int, int, int], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """One axis whose declared size was changed: ``input_ids`` axis 0, was ``batch``, now 1."""
+
+    value: str
+    axis: int
+    was: str
+    now: int
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One site as the report shows it: see `deltafuse.report` for the JSON keys."""
+
+    name: str
+    status: str
+    match: Match | None
+    op: str | None = None
+    reason: Reason | None = None
+    notes: tuple[str, ...] = ()
+    nodes: int = 0
+
+
+@dataclass(frozen=True)
+class FuseReport:
+    """What a fuse or inspect run found and did."""
+
+    model: str
+    output: str | None
+    target: str
+    nodes_before: int
+    nodes_after: int
+    sites: tuple[SiteReport, ...]
+    pinned: tuple[Pinned, ...]
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
+    exit: int
+    extracted: tuple[str, ...] = field(default=())

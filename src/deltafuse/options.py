@@ -1,0 +1,87 @@
+"""What a run is asked to do, and how it tells how far it is. Light: the command imports it before anything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+Form = Literal["chunk", "recurrent"]
+Operator = Literal["cgdr", "rgdr"]
+RecordMode = Literal["embed", "sidecar", "none"]
+
+DEFAULT_TARGET = "ascend-310p"
+DEFAULT_TIMEOUT = 600.0
+
+
+class Progress(Protocol):
+    """Told how far a run is; never asked anything."""
+
+    def start(self, stage: str) -> None:
+        """A new stage begins, e.g. ``proving``."""
+        ...
+
+    def advance(self, n: int, total: int) -> None:
+        """``n`` of ``total`` steps (sites, bytes) of the stage are done."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something the user may want to know now."""
+        ...
+
+
+class SilentProgress:
+    """Says nothing: for calls from Python."""
+
+    def start(self, stage: str) -> None:
+        """Ignores the stage."""
+
+    def advance(self, n: int, total: int) -> None:
+        """Ignores the count."""
+
+    def note(self, text: str) -> None:
+        """Ignores the text."""
+
+
+@dataclass(frozen=True)
+class FuseOptions:
+    """Everything ``fuse MODEL -o OUT`` and ``fuse inspect MODEL`` can be told.
+
+    Attributes:
+        model: the file to read; never written.
+        output: the file to write; None for inspect and dry runs without one.
+        target: name of a profile, see ``fuse targets``.
+        form: take only sites written as this form; None for all.
+        op: force this operator where its limits allow it; None for what is legal.
+        sites, skip_sites: shell-style patterns of site names to take (empty for all) and to leave.
+        rules: names of the rules to look for; empty for all.
+        patterns: folders of further rules, of the same form as the shipped one.
+        pin: put the batch axis (and a token axis proven for one size only) to that size in the output.
+        pins: further axes to pin: symbol and size.
+        record: where the patch that undoes the fuse goes.
+        allow_bf16_to_fp16: accept the loss of range where a bfloat16 boundary must become float16.
+        keep_going: write the sites that can be fused although others are refused.
+        strict: a note is as bad as a refusal.
+        dry_run: do everything but write.
+        timeout: seconds that one proof may take.
+        extract: folder for each site as stand-alone models (inspect).
+    """
+
+    model: Path
+    output: Path | None = None
+    target: str = DEFAULT_TARGET
+    form: Form | None = None
+    op: Operator | None = None
+    sites: tuple[str, ...] = ()
+    skip_sites: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    patterns: tuple[Path, ...] = ()
+    pin: bool = True
+    pins: tuple[tuple[str, int], ...] = ()
+    record: RecordMode = "embed"
+    allow_bf16_to_fp16: bool = False
+    keep_going: bool = False
+    strict: bool = False
+    dry_run: bool = False
+    timeout: float = DEFAULT_TIMEOUT
+    extract: Path | None = None

@@ -1,0 +1,106 @@
+"""Load patterns: one file per rule, shipped ones and a user's own, all by path and never by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from deltafuse.errors import UserError
+from deltafuse.reasons import TEXTS
+
+Array = npt.NDArray[np.float64]
+
+
+class Pattern(Protocol):
+    """What a pattern file defines.
+
+    Attributes:
+        name: the rule's name.
+        anchors: op_types the search starts from.
+        fence: op_types that are never inside the rule or its preparation: activations.
+        contractions: op_types of which the core has at least one.
+        least_roots: operands the rule has at least (without a state).
+        neighbours: reason code -> recurrence of a rule that is often meant or made by mistake.
+        texts: reason code -> text, for the neighbours.
+    """
+
+    name: str
+    anchors: frozenset[str]
+    fence: frozenset[str]
+    contractions: frozenset[str]
+    least_roots: int
+    neighbours: dict[str, Recurrence]
+    texts: dict[str, str]
+
+    def recurrence(
+        self, query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array
+    ) -> tuple[Array, Array]:
+        """The rule itself, in float64, with scale 1.
+
+        Args:
+            query, key: [B, T, H, key_dim], heads already repeated.
+            value: [B, T, H, value_dim].
+            g: log decay [B, T, H].
+            beta: [B, T, H].
+            state: [B, H, key_dim, value_dim].
+
+        Returns:
+            out [B, T, H, value_dim] and the final state [B, H, key_dim, value_dim].
+        """
+        ...
+
+
+class Recurrence(Protocol):
+    """A recurrence in the form of `Pattern.recurrence`."""
+
+    def __call__(
+        self, query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array
+    ) -> tuple[Array, Array]: ...
+
+
+def shipped_folder() -> Path:
+    """Where the shipped patterns lie: beside the package in a checkout, inside it in a wheel."""
+    inside = Path(__file__).parent / "_patterns"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "patterns"
+
+
+def load(folders: Sequence[Path] = (), names: Sequence[str] | None = None) -> tuple[Pattern, ...]:
+    """Loads the patterns of the shipped folder and of others.
+
+    Args:
+        folders: further folders; a pattern there replaces a shipped one of the same name.
+        names: only these rules.
+
+    Raises:
+        UserError: a folder is missing, a file is no pattern, a rule is unknown.
+    """
+    found: dict[str, Pattern] = {}
+    for folder in (shipped_folder(), *folders):
+        if not folder.is_dir():
+            raise UserError("no-such-folder", f"the pattern folder {folder} does not exist; give an existing folder to --patterns")
+        for path in sorted(folder.glob("[!_]*.py")):
+            pattern = _load(path)
+            found[pattern.name] = pattern
+            TEXTS.update(pattern.texts)
+    for name in names or ():
+        if name not in found:
+            raise UserError("unknown-rule", f"there is no rule {name}; known rules: {', '.join(found)}")
+    return tuple(pattern for name, pattern in found.items() if names is None or name in names)
+
+
+def _load(path: Path) -> Pattern:
+    spec = importlib.util.spec_from_file_location(f"deltafuse_pattern_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError("bad-pattern", f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        pattern = module.PATTERN
+    except Exception as error:
+        raise UserError("bad-pattern", f"{path} does not define a PATTERN: {error}") from error
+    return cast("Pattern", pattern)

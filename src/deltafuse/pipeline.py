@@ -1,0 +1,272 @@
+"""The one way through: scan, find, prove, plan, prove what is emitted, splice and pin, record, write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from deltafuse import classes, edits, files, patterns, record, splice, targets
+from deltafuse.dims import Dim
+from deltafuse.emitted import prove_emitted
+from deltafuse.finder import Finder
+from deltafuse.lowering import fused_type
+from deltafuse.match import FuseReport, Match, NoMatch, Plan, SiteReport
+from deltafuse.notes import site_notes
+from deltafuse.options import FuseOptions, Progress
+from deltafuse.pinning import PinPlan, pin
+from deltafuse.probe import Worker
+from deltafuse.prover import Trial
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.shapes import Shapes
+from deltafuse.sites import Site, prove_sites
+from deltafuse.targets.base import Target, TargetOptions
+from deltafuse.wire import Model, scan
+
+TEXTS.update({
+    "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback, or give the original",
+    "left-out": "the site is the rule and was left out by {option}",
+})
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is known of a model before anything is changed."""
+
+    model: Model
+    shapes: Shapes
+    sites: tuple[Site, ...]
+    trials: Mapping[bytes, Trial]
+    anchors: int
+
+
+class _Clock:
+    """Seconds by stage, and the stage shown to the user."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.progress.start(name)
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 3)
+
+
+def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
+    """Fuses a model; see `FuseOptions`. Nothing is written unless the report's exit is 0.
+
+    Raises:
+        UserError: the file, an option or the output cannot be used as they are.
+        InternalError: emitted nodes are not equal to what they replace.
+    """
+    clock = _Clock(progress)
+    target = targets.get(options.target)
+    if options.output is not None and not options.dry_run:
+        files.check_output(options.output, [options.model])
+    with Worker(seconds=options.timeout) as worker:
+        found = _find(options, clock, worker)
+        plans, reports = _plan(options, clock, worker, found, target)
+    pins = _pin(options, clock, found, plans) if plans else None
+    if isinstance(pins, Reason):
+        reports = tuple(_refuse(report, pins) for report in reports)
+        plans = ()
+        pins = None
+    report = _report(options, found, plans, reports, pins, clock)
+    if report.exit == 0 and options.output is not None and not options.dry_run:
+        report = _write(options, clock, found, plans, pins, report)
+    return replace(report, seconds=clock.seconds)
+
+
+def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
+    """Finds, proves and plans, and writes nothing but what ``--extract`` asks for."""
+    clock = _Clock(progress)
+    target = targets.get(options.target)
+    extracted: tuple[str, ...] = ()
+    with Worker(seconds=options.timeout) as worker:
+        found = _find(options, clock, worker)
+        plans, reports = _plan(options, clock, worker, found, target)
+    pins = _pin(options, clock, found, plans) if plans else None
+    if isinstance(pins, Reason):
+        reports = tuple(_refuse(report, pins) for report in reports)
+        pins = None
+    if options.extract is not None:
+        extracted = _extract(options.extract, found, plans)
+    report = _report(options, found, plans, reports, pins, clock)
+    shown = tuple(replace(site, status="match") if site.status == "fused" else site for site in reports)
+    return replace(report, sites=shown, extracted=extracted, seconds=clock.seconds)
+
+
+def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
+    with clock.stage("scanning"):
+        rules = patterns.load(options.patterns, options.rules or None)
+        model = scan(options.model)
+        kinds = classes.classify(model)
+        shapes = Shapes(model)
+    sites: list[Site] = []
+    trials: dict[bytes, Trial] = {}
+    anchors = 0
+    for rule in rules:
+        with clock.stage("finding"):
+            finder = Finder(model.graph, kinds, shapes, rule)
+            candidates = finder.find()
+            anchors += finder.anchors_seen()
+        with clock.stage("proving"):
+            done = _Counter(clock.progress, len(candidates))
+            more, proven = prove_sites(model, kinds, shapes, rule, worker, candidates, done)
+        sites += more
+        trials.update(proven)
+    return _Found(model, shapes, tuple(sites), trials, anchors)
+
+
+class _Counter:
+    """Tells the progress which site is being proven."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def __call__(self, name: str) -> None:
+        self._progress.advance(self._done, self._total)
+        self._done += 1
+
+
+def _plan(
+    options: FuseOptions, clock: _Clock, worker: Worker, found: _Found, target: Target
+) -> tuple[tuple[Plan, ...], tuple[SiteReport, ...]]:
+    plans: list[Plan] = []
+    reports: list[SiteReport] = []
+    errors: dict[tuple[bytes, str], float] = {}
+    opset = found.model.opset_imports.get("", 17)
+    with clock.stage("planning"):
+        for site in found.sites:
+            planned = _plan_site(options, target, site)
+            if isinstance(planned, SiteReport):
+                reports.append(planned)
+                continue
+            key = (planned.match.class_key, planned.op)
+            if key not in errors:
+                errors[key] = prove_emitted(planned, found.trials[planned.match.class_key], worker, opset)
+            match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
+            plans.append(replace(planned, match=match))
+            notes = (*match.notes, *planned.notes, *site_notes(found.model, match))
+            reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes)))
+    return tuple(plans), tuple(reports)
+
+
+def _plan_site(options: FuseOptions, target: Target, site: Site) -> Plan | SiteReport:
+    """The plan of one site, or the report of why there is none."""
+    if isinstance(site, NoMatch):
+        return SiteReport(site.name, "near-miss" if site.near_miss else "refused", None, None, site.reason, (), site.nodes)
+    option = _left_out(options, site)
+    if option:
+        return SiteReport(
+            site.name, "match", site, None, Reason("left-out", {"option": option}), site.notes, len(site.nodes)
+        )
+    asked = TargetOptions(options.op, options.allow_bf16_to_fp16, options.pin, _literal(options, site.dims.tokens))
+    plan = target.plan(site, asked)
+    if isinstance(plan, Reason):
+        return SiteReport(site.name, "refused", site, None, plan, site.notes, len(site.nodes))
+    return plan
+
+
+def _left_out(options: FuseOptions, match: Match) -> str:
+    """The option that leaves a site out, "" where none does."""
+    if options.form is not None and match.form != options.form:
+        return "--form"
+    if options.sites and not any(fnmatchcase(match.name, glob) for glob in options.sites):
+        return "--sites"
+    if any(fnmatchcase(match.name, glob) for glob in options.skip_sites):
+        return "--skip-sites"
+    return ""
+
+
+def _literal(options: FuseOptions, tokens: Dim) -> int | None:
+    """The token count that the user pins, None where it stays free."""
+    return None if isinstance(tokens, int) else dict(options.pins).get(str(tokens))
+
+
+def _pin(options: FuseOptions, clock: _Clock, found: _Found, plans: Sequence[Plan]) -> PinPlan | Reason | None:
+    if not options.pin and not options.pins:
+        return None
+    with clock.stage("pinning"):
+        seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
+        dead = frozenset(node for plan in plans for node in plan.match.nodes)
+        return pin(found.model.graph, found.shapes, seeds, dead, dict(options.pins))
+
+
+def _refuse(report: SiteReport, reason: Reason) -> SiteReport:
+    return replace(report, status="refused", op=None, reason=reason) if report.status == "fused" else report
+
+
+def _report(
+    options: FuseOptions,
+    found: _Found,
+    plans: Sequence[Plan],
+    reports: tuple[SiteReport, ...],
+    pins: PinPlan | None,
+    clock: _Clock,
+) -> FuseReport:
+    before = len(found.model.graph.op)
+    after = before + sum(len(plan.nodes) - len(plan.match.nodes) for plan in plans)
+    return FuseReport(
+        model=str(options.model),
+        output=None if options.output is None else str(options.output),
+        target=options.target,
+        nodes_before=before,
+        nodes_after=after,
+        sites=reports,
+        pinned=() if pins is None else pins.pinned,
+        notes=_notes(found, reports),
+        seconds=clock.seconds,
+        exit=_exit(options, reports),
+    )
+
+
+def _notes(found: _Found, reports: Sequence[SiteReport]) -> tuple[str, ...]:
+    if reports:
+        return ()
+    graph = found.model.graph
+    fused = sum(1 for node, op in enumerate(graph.op) if op == "Custom" and fused_type(graph.node(node)))
+    if fused:
+        return (f"already-fused: {Reason('already-fused', {'count': fused}).text}",)
+    return (f"no site: {found.anchors} exponentials of data were looked at, none is the decay of a rule",)
+
+
+def _exit(options: FuseOptions, reports: Sequence[SiteReport]) -> int:
+    statuses = {report.status for report in reports}
+    if not statuses & {"fused", "refused"}:
+        return 3
+    blocked = bool(statuses & {"refused", "near-miss"}) or (options.strict and any(report.notes for report in reports))
+    return 4 if "fused" not in statuses or (blocked and not options.keep_going) else 0
+
+
+def _write(
+    options: FuseOptions,
+    clock: _Clock,
+    found: _Found,
+    plans: Sequence[Plan],
+    pins: PinPlan | None,
+    report: FuseReport,
+) -> FuseReport:
+    output = options.output
+    if output is None or not plans:
+        return report
+    with clock.stage("writing"):
+        changes = splice.changes_of(found.model.graph, plans, pins)
+        built = edits.build(found.model, changes)
+        receipt = record.publish(found.model, built, output, options.record, progress=clock.progress.advance)
+    return replace(report, notes=(*report.notes, *receipt.notes))
+
+
+def _extract(folder: Path, found: _Found, plans: Sequence[Plan]) -> tuple[str, ...]:
+    del folder, found, plans
+    return ()

@@ -1,0 +1,81 @@
+"""Turn every float type of a model to double, so that the mathematics is tested apart from the rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import ml_dtypes  # noqa: F401 - registers bfloat16 with numpy for onnx.numpy_helper
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from deltafuse.reasons import TEXTS, Reason
+
+TEXTS.update({
+    "no-double-kernel": "the operator {op} has no double precision form, so the site cannot be proven; "
+    "export it as plain operators",
+})
+
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+_TO_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype", "SequenceEmpty": "dtype", "RandomNormal": "dtype"}
+_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"})
+
+
+def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
+    """A copy of a model in which each float32, float16 and bfloat16 is a double: inputs, constants, casts.
+
+    Returns:
+        A Reason where an operator has no double form.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    refused = _graph(result.graph)
+    return result if refused is None else refused
+
+
+def _graph(graph: onnx.GraphProto) -> Reason | None:
+    for tensor in graph.initializer:
+        _tensor(tensor)
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        _type(info.type)
+    return _nodes(graph.node)
+
+
+def _type(proto: onnx.TypeProto) -> None:
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type" and proto.tensor_type.elem_type in FLOATS:
+        proto.tensor_type.elem_type = TensorProto.DOUBLE
+    elif kind in ("sequence_type", "optional_type"):
+        _type(getattr(proto, kind).elem_type)
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
+    for node in nodes:
+        if node.op_type in _QUANTISED:
+            return Reason("no-double-kernel", {"op": node.op_type})
+        for attribute in node.attribute:
+            refused = _attribute(node.op_type, attribute)
+            if refused is not None:
+                return refused
+    return None
+
+
+def _attribute(op_type: str, attribute: AttributeProto) -> Reason | None:
+    if attribute.name == _TO_ATTRIBUTES.get(op_type) and attribute.i in FLOATS:
+        attribute.i = TensorProto.DOUBLE
+    elif attribute.type == AttributeProto.TENSOR:
+        _tensor(attribute.t)
+    elif op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+        array = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), np.float64)
+        attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
+    elif attribute.type == AttributeProto.GRAPH:
+        return _graph(attribute.g)
+    return None
+
+
+def _tensor(tensor: TensorProto) -> None:
+    if tensor.data_type not in FLOATS or tensor.data_type == TensorProto.DOUBLE:
+        return
+    array = numpy_helper.to_array(tensor).astype(np.float64)
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

@@ -1,0 +1,324 @@
+"""Prove that a candidate is the rule, and in which roles; or say why it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deltafuse import layouts, region
+from deltafuse.bench import Bench, Binding, bindings, open_bench
+from deltafuse.classes import Kind
+from deltafuse.dims import Dim
+from deltafuse.draws import DRAWS, Array, Draw, Operands, draw
+from deltafuse.feeds import search_feeds
+from deltafuse.finder import Candidate
+from deltafuse.graph import Graph
+from deltafuse.guards import find_guard
+from deltafuse.match import Norm, Validity
+from deltafuse.norms import prove_norm, take_norm
+from deltafuse.patterns import Pattern, Recurrence
+from deltafuse.probe import cut_model
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.roles import Assignment, Explained, assignments, explain
+from deltafuse.rule import relative, run_rule
+from deltafuse.shapes import Shapes
+from deltafuse.validity import find_range
+from deltafuse.wire import Model
+from deltafuse.worker import Worker
+
+TEXTS.update({
+    "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) gives its "
+    "outputs; compare it with the rule's recurrence",
+    "not-equal": "the site follows {rule} on one draw but not on '{draw}' (relative error {error:.1e}); it is not the rule",
+    "inner-value-used": "the value {value} inside the site is read outside of it; fusing would take it away: "
+    "remove that reader or output",
+    "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
+    "decay-shape": "the log decay has the shape {shape}, not one number per token and head: a decay per channel (Kimi Delta "
+    "Attention, Gated DeltaNet-2) is another rule",
+    "no-output": "nothing outside reads the rule's output",
+})
+
+#: Reasons of a site that is the rule but cannot be taken out of its graph.
+REFUSALS = frozenset({"inner-value-used", "not-convex", "no-output"})
+
+#: Relative, in double; of 235 proofs seen 224 were below 1e-14.
+BAR = 1e-12
+#: Chains of values behind the rule (casts, layout, the norm that follows) that are looked at.
+_CHAIN = 48
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A candidate that is the rule.
+
+    Attributes:
+        assignment: roles, with layouts and scale; sizes are those of one run.
+        out, final_state: value ids (None where nothing reads the state) and their layouts.
+        trial: the cut on its bench, to be run again against what is emitted.
+    """
+
+    assignment: Assignment
+    out: int
+    out_layout: str
+    final_state: int | None
+    final_layout: str
+    validity: Validity
+    max_error: float
+    draws: int
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class _Setting:
+    model: Model
+    kinds: bytearray
+    shapes: Shapes
+    pattern: Pattern
+    worker: Worker
+    candidate: Candidate
+    roots: tuple[int, ...]
+    norms: Mapping[int, Norm]
+    chains: Mapping[int, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """An assignment that explains a cut's outputs, and the two values the fused node writes."""
+
+    explained: Explained
+    out: int
+    final: int | None
+
+
+def prove(
+    model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, worker: Worker, candidate: Candidate
+) -> Proven | Reason:
+    """Proves one candidate; every step that fails ends with its reason."""
+    roots, norms, floors = _prepare(model, kinds, shapes, worker, candidate)
+    chains = region.exits(model.graph, candidate)
+    guard = find_guard(model.graph, shapes, candidate.nodes, {*candidate.roots, *candidate.sources}, floors)
+    if guard is not None:
+        return guard
+    setting = _Setting(model, kinds, shapes, pattern, worker, candidate, roots, norms, chains)
+    bench = _open(setting)
+    if isinstance(bench, Reason):
+        return bench
+    outcome = _prove_on(setting, bench)
+    if isinstance(outcome, Reason):
+        worker.unload(bench.session)
+    return outcome
+
+
+def _prepare(
+    model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate
+) -> tuple[tuple[int, ...], dict[int, Norm], set[int]]:
+    """The values to cut at, the norms behind them, and the nodes of norms that have a floor."""
+    roots: list[int] = []
+    norms: dict[int, Norm] = {}
+    floors: set[int] = set()
+    for root in candidate.roots:
+        chain = region.role_chain(model.graph, kinds, candidate, root)
+        start = root
+        for before, after in zip(chain, chain[1:], strict=False):
+            if _single_step(model, kinds, before, after):
+                continue
+            taken = take_norm(model, kinds, shapes, before, after)
+            dtype = shapes.dtype(before)
+            if isinstance(taken, Reason) or dtype is None or root in norms:
+                start = after
+                continue
+            nodes, initializers, source_nodes = taken
+            norm = prove_norm(worker, nodes, initializers, dtype, model.opset_imports.get("", 17), model.graph.name(root))
+            if isinstance(norm, Reason):
+                start = after
+                continue
+            norms[root] = norm
+            floors.update(source_nodes if norm.kind == "max" else ())
+        if start != root:
+            norms.pop(root, None)
+        roots.append(start)
+    return tuple(roots), norms, floors
+
+
+def _single_step(model: Model, kinds: bytearray, before: int, after: int) -> bool:
+    graph = model.graph
+    data = [value for value in graph.node_inputs[graph.producer[after]] if kinds[value] == Kind.DATA]
+    return data == [before]
+
+
+def _open(setting: _Setting) -> Bench | Reason:
+    graph, shapes = setting.model.graph, setting.shapes
+    inputs = (*setting.roots, *(v for v in setting.candidate.sources if v not in setting.roots))
+    known: dict[int, tuple[Dim, ...]] = {}
+    for value in inputs:
+        shape = shapes.shape(value)
+        if shape is None:
+            return Reason("dims-unknown", {"value": graph.name(value)})
+        known[value] = shape
+    offered = dict.fromkeys(value for chain in setting.chains.values() for value in chain[:_CHAIN] if value not in inputs)
+    cut = cut_model(setting.model, shapes, inputs, list(offered))
+    if isinstance(cut, Reason):
+        return cut
+    names = {value: graph.name(value) for value in inputs}
+    dtypes = {value: shapes.dtype(value) or 0 for value in inputs}
+    return open_bench(setting.worker, cut, names, known, dtypes)
+
+
+def _prove_on(setting: _Setting, bench: Bench) -> Proven | Reason:
+    """Tries the sizes in turn; the reason is what went wrong at the first size that ran, or at the first at all."""
+    failures: list[Reason] = []
+    for binding in bindings(bench.shapes, setting.candidate.g):
+        feeds = search_feeds(bench, setting.roots, setting.candidate.g, binding.numbers)
+        ran = bench.run(feeds, binding.numbers)
+        if isinstance(ran, Reason):
+            failures.append(ran)
+            continue
+        fit = _search(setting, feeds, ran, setting.pattern.recurrence)
+        if isinstance(fit, Reason):
+            return fit
+        if fit is not None:
+            return _conclude(setting, bench, fit, binding)
+        failures.append(_why_not(setting, feeds, ran))
+    told = [reason for reason in failures if reason.code != "cut-does-not-run"] or failures
+    if told:
+        return told[0]
+    return Reason("decay-shape", {"shape": " x ".join(map(str, bench.shapes[setting.roots[0]]))})
+
+
+def _search(
+    setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence
+) -> _Fit | Reason | None:
+    """The first assignment that explains every reader outside; else why the first that explains the output does not.
+
+    One token from a zero state reads the same with query and key exchanged: only the final state tells them apart.
+    """
+    refused: Reason | None = None
+    for assignment in assignments(feeds, setting.roots[0], setting.norms):
+        explained = explain(assignment, recurrence, feeds, ran)
+        if explained is None:
+            continue
+        ends = _ends(setting, explained)
+        if not isinstance(ends, Reason):
+            return _Fit(explained, *ends)
+        refused = ends if refused is None else refused
+    return refused
+
+
+def _why_not(setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
+    """The neighbour of the rule that fits, or that none does."""
+    for code, recurrence in setting.pattern.neighbours.items():
+        if _search(setting, feeds, ran, recurrence) is not None:
+            return Reason(code)
+    graph = setting.model.graph
+    return Reason(
+        "not-the-rule",
+        {
+            "anchor": graph.name(graph.node_outputs[setting.candidate.core[0]][0]),
+            "rule": setting.pattern.name,
+            "roots": ", ".join(graph.name(value) for value in setting.roots),
+        },
+    )
+
+
+def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> Proven | Reason:
+    explained, out, final = fit.explained, fit.out, fit.final
+    trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
+    validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
+    worst = 0.0
+    for seed, how in enumerate(DRAWS):
+        error = trial.error(at, how, seed)
+        if isinstance(error, Reason):
+            return error
+        if error > BAR:
+            return Reason("not-equal", {"rule": setting.pattern.name, "draw": how.name, "error": error})
+        worst = max(worst, error)
+    return Proven(
+        explained.assignment,
+        out,
+        explained.outs[out],
+        final,
+        "" if final is None else explained.finals[final],
+        validity,
+        worst,
+        len(DRAWS),
+        replace(trial, binding=at),
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Equality of the chosen outputs with the rule, at any sizes.
+
+    Attributes:
+        binding: sizes the site was proven at.
+    """
+
+    bench: Bench
+    recurrence: Recurrence
+    explained: Explained
+    out: int
+    final: int | None
+    binding: Binding
+
+    def error(self, binding: Binding, how: Draw, seed: int) -> float | Reason:
+        """Relative error of both outputs on one draw; a Reason where the cut does not run."""
+        assignment = self.explained.assignment
+        operands, sizes = self.draw(binding, how, seed)
+        ran = self.bench.run(assignment.write(operands), binding.numbers)
+        if isinstance(ran, Reason):
+            return ran
+        out, final = run_rule(self.recurrence, operands, assignment.preparation())
+        error = self._compare(ran[self.out], self.explained.outs[self.out], "BTHV", sizes, out * assignment.scale)
+        if self.final is None:
+            return error
+        return max(error, self._compare(ran[self.final], self.explained.finals[self.final], "BHKV", sizes, final))
+
+    def draw(self, binding: Binding, how: Draw, seed: int) -> tuple[Operands, dict[str, int]]:
+        """Operands for one draw, and their sizes."""
+        assignment = self.explained.assignment
+        sizes = dict(assignment.sizes)
+        sizes.update({letter: n for letter, n in (("B", binding.batch), ("T", binding.tokens)) if n is not None})
+        normed = any(assignment.values[role] in assignment.norms for role in ("query", "key"))
+        operands = draw(how, sizes, seed, normed=normed)
+        if assignment.values["query"] == assignment.values["key"]:
+            operands = replace(operands, query=operands.key)
+        return operands, sizes
+
+    @staticmethod
+    def _compare(found: Array, layout: str, order: str, sizes: Mapping[str, int], wanted: Array) -> float:
+        if layouts.fit(layout, found.shape, sizes) is None:
+            return float("inf")
+        return relative(layouts.unpack(found, layout, order, sizes), wanted)
+
+
+def _ends(setting: _Setting, explained: Explained) -> tuple[int, int | None] | Reason:
+    """The values that the fused node writes: the last ones that explain every reader outside."""
+    outs: list[set[int]] = []
+    finals: list[set[int]] = []
+    for value, chain in setting.chains.items():
+        as_out = {v for v in chain if v in explained.outs}
+        as_final = {v for v in chain if v in explained.finals}
+        if as_out:
+            outs.append(as_out)
+        elif as_final:
+            finals.append(as_final)
+        else:
+            return Reason("inner-value-used", {"value": setting.model.graph.name(value)})
+    common = set.intersection(*outs) if outs else set[int]()
+    common_final = set.intersection(*finals) if finals else set[int]()
+    if finals and not common_final:
+        return Reason("inner-value-used", {"value": setting.model.graph.name(min(finals[0]))})
+    if not common:
+        return Reason("no-output")
+    latest = setting.model.graph.producer.__getitem__
+    return max(common, key=latest), max(common_final, key=latest) if common_final else None
+
+
+def convex(graph: Graph, roots: Sequence[int], out: int, final: int | None) -> bool:
+    """Whether no root is computed from an output of the site."""
+    last = max((graph.producer[root] for root in roots), default=-1)
+    reached = {out} if final is None else {out, final}
+    for node in range(min(graph.producer[v] for v in reached) + 1, last + 1):
+        if any(value in reached for value in graph.node_inputs[node]):
+            reached.update(graph.node_outputs[node])
+    return not any(root in reached for root in roots)

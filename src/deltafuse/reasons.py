@@ -1,0 +1,28 @@
+"""Reasons: why a site is no match, or may not be fused. A reason is a falsy value, text is made when shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: code -> text; ``{name}`` is filled from the reason's arguments. Each text says what to do next.
+TEXTS: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A falsy result that says why.
+
+    Attributes:
+        code: stable short name, a key of `TEXTS`.
+        args: what the text needs, e.g. ``{"tokens": 12}``.
+    """
+
+    code: str
+    args: dict[str, object] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return False
+
+    @property
+    def text(self) -> str:
+        return TEXTS[self.code].format(**self.args)

@@ -1,0 +1,105 @@
+"""The shape of a candidate: which values all of its results, or all uses of a root, must pass through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from deltafuse.classes import Kind
+from deltafuse.finder import Candidate
+from deltafuse.graph import Graph
+
+_TOP = -1
+
+
+class _Tree:
+    """A dominator tree that is built in topological order: the parent of a value is where all its sources meet."""
+
+    def __init__(self) -> None:
+        self._parent: dict[int, int] = {}
+        self._depth: dict[int, int] = {_TOP: 0}
+
+    def add(self, value: int, sources: Iterable[int]) -> None:
+        parent: int | None = None
+        for source in sources:
+            parent = source if parent is None else self._meet(parent, source)
+        self._parent[value] = _TOP if parent is None else parent
+        self._depth[value] = self._depth[self._parent[value]] + 1
+
+    def __contains__(self, value: int) -> bool:
+        return value in self._parent
+
+    def chain(self, value: int) -> list[int]:
+        """The value and its dominators, nearest first."""
+        chain: list[int] = []
+        while value != _TOP:
+            chain.append(value)
+            value = self._parent[value]
+        return chain
+
+    def _meet(self, a: int, b: int) -> int:
+        parent, depth = self._parent, self._depth
+        while a != b:
+            if depth[a] < depth[b]:
+                a, b = b, a
+            a = parent[a]
+        return a
+
+
+def exits(graph: Graph, candidate: Candidate) -> dict[int, list[int]]:
+    """For each frontier value, the core values that everything it gets from the core goes through, nearest first.
+
+    The rule's output lies on the chain of each value that is computed from it alone.
+    """
+    tree = _Tree()
+    for node in candidate.core:
+        sources = [value for value in graph.node_inputs[node] if value in tree]
+        for value in graph.node_outputs[node]:
+            tree.add(value, sources)
+    return {value: tree.chain(value) for value in candidate.frontier}
+
+
+def role_chain(graph: Graph, kinds: bytearray, candidate: Candidate, root: int) -> list[int]:
+    """The values that all uses of a root inside a candidate pass through, the root first.
+
+    The chain ends where the root meets another root or the core.
+    """
+    core = set(candidate.core)
+    own: list[int] = [root]
+    owned = {root}
+    inside = [node for node in candidate.nodes if node not in core]
+    for node in inside:
+        data = [value for value in graph.node_inputs[node] if kinds[value] == Kind.DATA]
+        if data and all(value in owned for value in data):
+            fresh = [v for v in graph.node_outputs[node] if v not in owned and kinds[v] == Kind.DATA]
+            owned.update(fresh)
+            own += fresh
+    tree = _Tree()
+    members = set(candidate.nodes)
+    for value in reversed(own):
+        tree.add(value, _successors(graph, kinds, value, members, owned))
+    return tree.chain(root)
+
+
+def _successors(graph: Graph, kinds: bytearray, value: int, members: set[int], owned: set[int]) -> list[int]:
+    """Values computed directly from one; `_TOP` stands for whatever is not the root's own."""
+    found: list[int] = []
+    for node in graph.consumers[value]:
+        outputs = graph.node_outputs[node]
+        if node not in members or kinds[outputs[0]] != Kind.DATA:
+            continue
+        found += [output if output in owned else _TOP for output in outputs]
+    return found
+
+
+def dead_nodes(graph: Graph, nodes: Sequence[int], replaced: Mapping[int, object]) -> tuple[int, ...]:
+    """The nodes of a site that nothing needs once the replaced values come from elsewhere, ascending."""
+    outputs = frozenset(graph.outputs)
+    dead: set[int] = set()
+    for node in reversed(nodes):
+        needed = any(
+            value not in replaced and (value in outputs or any(reader not in dead for reader in graph.consumers[value]))
+            for value in graph.node_outputs[node]
+        )
+        if not needed:
+            dead.add(node)
+    return tuple(sorted(dead))

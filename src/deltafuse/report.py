@@ -1,0 +1,162 @@
+"""The JSON documents: built from the dataclasses, keys stable. Light, so that every exit can print one.
+
+Keys of ``fuse`` and ``inspect`` (schema 1): see `fuse_document`. A dim is a number or the text of a symbolic size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltafuse.dims import Dim
+    from deltafuse.match import FuseReport, Match, Role, SiteReport
+
+SCHEMA = 1
+ROLES = ("query", "key", "value", "g", "beta", "state")
+OUTPUTS = ("out", "final_state")
+#: Element types of TensorProto that a role can have.
+DTYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
+
+Document = dict[str, Any]
+
+
+def write(document: Document) -> None:
+    """Prints a document on stdout."""
+    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False, default=str) + "\n")
+
+
+def failure(arguments: Sequence[str], exit_code: int, code: str, text: str) -> Document:
+    """What an error leaves to say: the keys of `fuse_document`, empty, and ``error``.
+
+    Args:
+        arguments: the command line; its first file is taken for the model.
+        exit_code: 1 or 2.
+        code: stable short name, e.g. ``not-onnx``.
+        text: the message.
+    """
+    files = [argument for argument in arguments if argument.endswith(".onnx")]
+    return {
+        "schema": SCHEMA,
+        "exit": exit_code,
+        "error": {"code": code, "text": text},
+        "model": files[0] if files else None,
+        "target": None,
+        "nodes_before": None,
+        "nodes_after": None,
+        "seconds": {},
+        "sites": [],
+        "pinned": [],
+        "notes": [],
+    }
+
+
+def fuse_document(report: FuseReport) -> Document:
+    """What ``fuse`` and ``inspect`` found and did."""
+    return {
+        "schema": SCHEMA,
+        "exit": report.exit,
+        "error": None,
+        "model": report.model,
+        "output": report.output,
+        "target": report.target,
+        "nodes_before": report.nodes_before,
+        "nodes_after": report.nodes_after,
+        "seconds": {stage: round(spent, 3) for stage, spent in report.seconds.items()},
+        "sites": [site_document(site) for site in report.sites],
+        "pinned": [dataclasses.asdict(pinned) for pinned in report.pinned],
+        "notes": list(report.notes),
+        "extracted": list(report.extracted),
+    }
+
+
+def site_document(site: SiteReport) -> Document:
+    """One site; what is known of a match only is null where there is none."""
+    reason = site.reason
+    return {
+        "name": site.name,
+        "status": site.status,
+        "op": site.op,
+        **match_document(site.match),
+        "nodes": site.nodes,
+        "reason": None if reason is None else {"code": reason.code, "text": reason.text},
+        "notes": list(site.notes),
+    }
+
+
+def match_document(match: Match | None) -> Document:
+    """What was proven of a site."""
+    keys = ("rule", "form", "roles", "outputs", "dims", "scale", "qk_l2norm", "l2norm_eps", "valid_tokens", "proof")
+    if match is None:
+        return dict.fromkeys(keys)
+    norm, valid, proof = match.query_norm, match.valid_tokens, match.proof
+    return {
+        "rule": match.rule,
+        "form": match.form,
+        "roles": {name: role_document(getattr(match, name)) for name in ROLES},
+        "outputs": {name: _name(getattr(match, name)) for name in OUTPUTS},
+        "dims": {name: dim(size) for name, size in vars(match.dims).items()},
+        "scale": match.scale,
+        "qk_l2norm": norm is not None and match.key_norm is not None,
+        "l2norm_eps": None if norm is None else norm.eps,
+        "valid_tokens": None
+        if valid is None
+        else {
+            "proven": [valid.low, valid.high],
+            "below": valid.below,
+            "above": valid.above,
+            "tried": list(valid.tried),
+        },
+        "proof": {
+            "precision": proof.precision,
+            "max_error": proof.max_error,
+            "emitted_error": proof.emitted_error,
+            "draws": proof.draws,
+            "shared_with": proof.shared_with,
+        },
+    }
+
+
+def role_document(role: Role | None) -> Document | None:
+    """An operand as a tensor of the graph."""
+    if role is None:
+        return None
+    return {
+        "value": role.name,
+        "shape": [dim(size) for size in role.shape],
+        "dtype": DTYPES.get(role.dtype, str(role.dtype)),
+        "layout": role.layout,
+    }
+
+
+def dim(size: Dim) -> int | str:
+    """A number, or the text of a symbolic size."""
+    return size if isinstance(size, int) else str(size)
+
+
+def plain_document(report: object) -> Document:
+    """A report dataclass of verify or rollback: its fields under their own names."""
+    if not dataclasses.is_dataclass(report) or isinstance(report, type):
+        raise TypeError(f"{report!r} is not a report")
+    return _plain(dataclasses.asdict(report))
+
+
+def _name(role: Role | None) -> str | None:
+    return None if role is None else role.name
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types: tuples become lists, paths text, numbers that JSON does not know text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return str(value)
+    return value

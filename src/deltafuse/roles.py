@@ -1,0 +1,176 @@
+"""Assign roles: which root is query, key, value, beta and state, in which layouts, and which outputs they explain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+import numpy as np
+
+from deltafuse import layouts
+from deltafuse.draws import Array, Operands
+from deltafuse.match import Norm
+from deltafuse.patterns import Recurrence
+from deltafuse.rule import Preparation, first_tokens, project, relative, run_rule
+
+#: A wrong assignment differs by far more, a right one by rounding in double; what passes is proven at 1e-12 after.
+_SCREEN = 1e-8
+_FIRST = 2
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One way to read a cut's inputs as operands of the rule.
+
+    Attributes:
+        values: role -> value id (``state`` is missing where there is none).
+        layouts: role -> layout.
+        sizes: letter -> size, in the run that was looked at.
+        norms: value id -> norm, for query and key.
+        tiled: see `Preparation`.
+        scale: factor on the query, 1.0 until outputs were compared.
+    """
+
+    values: Mapping[str, int]
+    layouts: Mapping[str, str]
+    sizes: Mapping[str, int]
+    norms: Mapping[int, Norm] = field(default_factory=dict)
+    tiled: bool = False
+    scale: float = 1.0
+
+    def preparation(self) -> Preparation:
+        """What the recurrence needs to know beside the operands."""
+        return Preparation(
+            self.norms.get(self.values["query"]), self.norms.get(self.values["key"]), self.tiled, "state" not in self.values
+        )
+
+    def read(self, feeds: Mapping[int, Array]) -> Operands:
+        """The operands that some feeds of the cut are."""
+        plain = {
+            role: layouts.unpack(feeds[value], self.layouts[role], _ORDERS[role], self.sizes)
+            for role, value in self.values.items()
+        }
+        b, h, k, v = (self.sizes[letter] for letter in "BHKV")
+        return Operands(**{"state": np.zeros((b, h, k, v)), **plain})
+
+    def write(self, operands: Operands) -> dict[int, Array]:
+        """The feeds of the cut for some operands."""
+        return {
+            value: layouts.pack(getattr(operands, role), _ORDERS[role], self.layouts[role])
+            for role, value in self.values.items()
+        }
+
+
+_ORDERS = {"query": "BTNK", "key": "BTNK", "value": "BTHV", "g": "BTH", "beta": "BTH", "state": "BHKV"}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Outputs of the cut that an assignment reproduces: value id -> layout."""
+
+    assignment: Assignment
+    outs: Mapping[int, str]
+    finals: Mapping[int, str]
+
+
+def assignments(feeds: Mapping[int, Array], g: int, norms: Mapping[int, Norm]) -> Iterator[Assignment]:
+    """All readings of the roots that sizes allow, likely ones first."""
+    others = [value for value in feeds if value != g]
+    for g_layout, sizes in layouts.fits(layouts.GATES, feeds[g].shape, {}):
+        if "T" not in "".join(layouts.axes(g_layout)):
+            sizes = {**sizes, "T": 1}
+        for beta in others:
+            rest = [value for value in others if value != beta]
+            for beta_layout, _ in layouts.fits(layouts.GATES, feeds[beta].shape, sizes):
+                start = Assignment({"g": g, "beta": beta}, {"g": g_layout, "beta": beta_layout}, sizes, norms)
+                yield from _with_state(start, feeds, rest)
+
+
+def _with_state(start: Assignment, feeds: Mapping[int, Array], rest: Sequence[int]) -> Iterator[Assignment]:
+    if len(rest) in (2, 3):
+        yield from _with_vectors(start, feeds, rest)
+    if len(rest) not in (3, 4):
+        return
+    for state in rest:
+        for layout, sizes in layouts.fits(layouts.STATES, feeds[state].shape, start.sizes):
+            left = [value for value in rest if value != state]
+            yield from _with_vectors(_extend(start, {"state": (state, layout)}, sizes), feeds, left)
+
+
+def _with_vectors(start: Assignment, feeds: Mapping[int, Array], rest: Sequence[int]) -> Iterator[Assignment]:
+    # Two roots: query and key may be one value.
+    orders = list(permutations(rest)) if len(rest) == 3 else [(a, a, b) for a, b in permutations(rest)]
+    for query, key, value in orders:
+        if value in start.norms:
+            continue
+        for value_layout, sizes in layouts.fits(layouts.VALUES, feeds[value].shape, start.sizes):
+            for heads in _divisors(sizes["H"]):
+                known = {**sizes, "N": heads}
+                yield from _queries(start, feeds, (query, key, value, value_layout), known)
+
+
+def _queries(
+    start: Assignment, feeds: Mapping[int, Array], chosen: tuple[int, int, int, str], known: Mapping[str, int]
+) -> Iterator[Assignment]:
+    query, key, value, value_layout = chosen
+    for query_layout, with_query in layouts.fits(layouts.QUERIES, feeds[query].shape, known):
+        for key_layout, sizes in layouts.fits(layouts.QUERIES, feeds[key].shape, with_query):
+            vectors = {"query": (query, query_layout), "key": (key, key_layout), "value": (value, value_layout)}
+            full = _extend(start, vectors, sizes)
+            yield full
+            if 1 < sizes["N"] < sizes["H"]:
+                yield Assignment(full.values, full.layouts, full.sizes, full.norms, tiled=True)
+
+
+def _extend(start: Assignment, roles: Mapping[str, tuple[int, str]], sizes: Mapping[str, int]) -> Assignment:
+    values = {**start.values, **{role: value for role, (value, _) in roles.items()}}
+    named = {**start.layouts, **{role: layout for role, (_, layout) in roles.items()}}
+    return Assignment(values, named, sizes, start.norms)
+
+
+def _divisors(heads: int) -> list[int]:
+    return [n for n in range(heads, 0, -1) if heads % n == 0]
+
+
+def explain(
+    assignment: Assignment, recurrence: Recurrence, feeds: Mapping[int, Array], outputs: Mapping[int, Array]
+) -> Explained | None:
+    """Compares what a cut put out with the rule; None where nothing is the rule's output."""
+    sizes = assignment.sizes
+    readings = [
+        (value, layout, layouts.unpack(array, layout, "BTHV", sizes))
+        for value, array in outputs.items()
+        for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, sizes)
+    ]
+    operands = assignment.read(feeds)
+    projection = np.random.default_rng(3).standard_normal((sizes["V"], min(2, sizes["V"])))
+    few, _ = run_rule(recurrence, first_tokens(project(operands, projection), _FIRST), assignment.preparation())
+    likely = [reading for reading in readings if _scale(reading[2][:, :_FIRST] @ projection, few)]
+    if not likely:
+        return None
+    out, final = run_rule(recurrence, project(operands, projection), assignment.preparation())
+    scales = {value: _scale(plain @ projection, out) for value, _, plain in likely}
+    scale = next((s for s in scales.values() if s), 0.0)
+    if not scale:
+        return None
+    scaled = Assignment(
+        assignment.values, assignment.layouts, sizes, assignment.norms, tiled=assignment.tiled, scale=scale
+    )
+    outs = {value: layout for value, layout, plain in likely if relative(plain @ projection, out * scale) < _SCREEN}
+    finals = {
+        value: layout
+        for value, array in outputs.items()
+        for layout, _ in layouts.fits(layouts.STATES, array.shape, sizes)
+        if relative(layouts.unpack(array, layout, "BHKV", sizes) @ projection, final) < _SCREEN
+    }
+    return Explained(scaled, outs, finals)
+
+
+def _scale(found: Array, wanted: Array) -> float:
+    """The factor between two arrays, 0.0 where there is none."""
+    power = float((wanted * wanted).sum())
+    if not np.isfinite(found).all() or not np.isfinite(power) or power == 0.0:
+        return 0.0
+    scale = float((found * wanted).sum()) / power
+    return scale if scale and relative(found, wanted * scale) < _SCREEN else 0.0

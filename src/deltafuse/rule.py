@@ -1,0 +1,66 @@
+"""Run a pattern's recurrence on operands as a site has them: heads repeated, norms applied, values projected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from deltafuse.draws import Array, Operands
+from deltafuse.match import Norm
+from deltafuse.norms import normalise
+from deltafuse.patterns import Recurrence
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What lies between the operands and the recurrence.
+
+    Attributes:
+        tiled: value head h reads key head h % N instead of h // (H/N).
+        stateless: the state starts at zero whatever the operands say.
+    """
+
+    query_norm: Norm | None
+    key_norm: Norm | None
+    tiled: bool
+    stateless: bool
+
+
+def run_rule(recurrence: Recurrence, operands: Operands, how: Preparation) -> tuple[Array, Array]:
+    """Out [B, T, H, V] and final state [B, H, K, V] for scale 1."""
+    repeats = operands.value.shape[2] // operands.query.shape[2]
+    query, key = (
+        _repeat(x if norm is None else normalise(x, norm.kind, norm.eps), repeats, tiled=how.tiled)
+        for x, norm in ((operands.query, how.query_norm), (operands.key, how.key_norm))
+    )
+    state = np.zeros_like(operands.state) if how.stateless else operands.state
+    return recurrence(query, key, operands.value, operands.g, operands.beta, state)
+
+
+def project(operands: Operands, matrix: Array) -> Operands:
+    """The rule is linear in the value axis of `value` and `state`: fewer columns tell as much."""
+    return replace(operands, value=operands.value @ matrix, state=operands.state @ matrix)
+
+
+def first_tokens(operands: Operands, count: int) -> Operands:
+    """The rule is causal: a few tokens tell most assignments apart."""
+    return replace(
+        operands,
+        query=operands.query[:, :count], key=operands.key[:, :count], value=operands.value[:, :count],
+        g=operands.g[:, :count], beta=operands.beta[:, :count],
+    )  # fmt: skip
+
+
+def _repeat(x: Array, repeats: int, *, tiled: bool) -> Array:
+    if repeats == 1:
+        return x
+    return np.tile(x, (1, 1, repeats, 1)) if tiled else np.repeat(x, repeats, axis=2)
+
+
+def relative(found: Array, wanted: Array) -> float:
+    """Largest difference over the largest wanted number; inf where anything is not finite or all is zero."""
+    top = float(np.abs(wanted).max(initial=0.0))
+    if found.shape != wanted.shape or not np.isfinite(found).all() or not np.isfinite(top) or top == 0.0:
+        return float("inf")
+    return float(np.abs(found - wanted).max()) / top

@@ -1,0 +1,247 @@
+"""Contents of operators that move elements of small integer and boolean tensors: Shape, Slice, Concat, Expand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from deltafuse.dims import Dim
+from deltafuse.shape_op import MAX_ELEMENTS, Contents, ContentsRule, Op
+from deltafuse.shape_rules_arithmetic import FOLDS, box, fold
+from deltafuse.shape_rules_index import shape_window, slice_arguments
+from deltafuse.shape_rules_layout import normalised, product
+
+
+def _vector(items: Sequence[object]) -> Contents:
+    result = np.empty(len(items), dtype=object)
+    result[:] = items
+    return result
+
+
+def _plain(op: Op, i: int) -> list[int] | None:
+    """Input `i` as plain ints, None where one of them is not known."""
+    return op.ints(i, "")
+
+
+def _shape(op: Op) -> Contents | None:
+    shape = op.shape(0)
+    return None if shape is None else _vector(shape[shape_window(op, len(shape))])
+
+
+def _size(op: Op) -> Contents | None:
+    shape = op.shape(0)
+    total = None if shape is None else product(shape)
+    return None if total is None else box(total)
+
+
+def _keep(op: Op) -> Contents | None:
+    return op.contents(0)
+
+
+def _gather(op: Op) -> Contents | None:
+    data, indices, shape = op.contents(0), _plain(op, 1), op.shape(1)
+    if data is None or indices is None or shape is None:
+        return None
+    axis = op.axis("axis", 0, data.ndim)
+    at = np.array(indices, dtype=np.int64).reshape(cast("tuple[int, ...]", shape))
+    return None if axis is None else box(np.take(data, at, axis=axis))
+
+
+def _slice(op: Op) -> Contents | None:
+    data = op.contents(0)
+    arguments = None if data is None else slice_arguments(op, data.ndim)
+    if data is None or arguments is None:
+        return None
+    index = [slice(None)] * data.ndim
+    for axis, (start, end, step) in arguments.items():
+        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(step, int) or step == 0:
+            return None
+        stop = end if step > 0 or end >= -data.shape[axis] else None
+        index[axis] = slice(start, stop, step)
+    return data[tuple(index)]
+
+
+def _concat(op: Op) -> Contents | None:
+    parts = [op.contents(i) for i in range(len(op.inputs))]
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    shapes = [op.shape(i) for i in range(len(op.inputs))]
+    filled = [_unknown(shape) if part is None else part for part, shape in zip(parts, shapes, strict=True)]
+    if any(part is None for part in filled):
+        return None
+    return np.concatenate(cast("list[Contents]", filled), axis=op.attr_int("axis", 0))
+
+
+def _unknown(shape: Sequence[Dim] | None) -> Contents | None:
+    """A tensor of unknown elements, so that what is known beside it is not lost."""
+    if shape is None or not all(isinstance(dim, int) for dim in shape):
+        return None
+    sizes = cast("Sequence[int]", shape)
+    return np.full(sizes, None, dtype=object) if math.prod(sizes) <= MAX_ELEMENTS else None
+
+
+def _reshape(op: Op) -> Contents | None:
+    data, sizes = op.contents(0), _plain(op, 1) if op.has(1) else op.attr_ints("shape")
+    if data is None or sizes is None:
+        return None
+    if not op.attr_int("allowzero", 0):
+        sizes = [data.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return data.reshape(sizes)
+
+
+def _squeeze(op: Op) -> Contents | None:
+    data, axes = op.contents(0), op.ints(1, "axes")
+    if data is None or (axes is None and op.has(1)):
+        return None
+    return data.squeeze(None if axes is None else tuple(axes))
+
+
+def _unsqueeze(op: Op) -> Contents | None:
+    data, axes = op.contents(0), op.ints(1, "axes")
+    at = None if data is None or axes is None else normalised(axes, data.ndim + len(axes))
+    return None if data is None or at is None else np.expand_dims(data, tuple(at))
+
+
+def _transpose(op: Op) -> Contents | None:
+    data = op.contents(0)
+    return None if data is None else data.transpose(op.attr_ints("perm"))
+
+
+def _flatten(op: Op) -> Contents | None:
+    data, axis = op.contents(0), op.attr_int("axis", 1)
+    return None if data is None else data.reshape(math.prod(data.shape[:axis]), -1)
+
+
+def _expand(op: Op) -> Contents | None:
+    data, sizes = op.contents(0), _plain(op, 1)
+    if data is None or sizes is None:
+        return None
+    shape = np.broadcast_shapes(data.shape, tuple(sizes))
+    return np.broadcast_to(data, shape) if math.prod(shape) <= MAX_ELEMENTS else None
+
+
+def _tile(op: Op) -> Contents | None:
+    data, repeats = op.contents(0), _plain(op, 1)
+    if data is None or repeats is None or math.prod(repeats) * data.size > MAX_ELEMENTS:
+        return None
+    return np.tile(data, repeats)
+
+
+def _constant_of_shape(op: Op) -> Contents | None:
+    sizes, value = _plain(op, 0), op.attribute("value")
+    if sizes is None or math.prod(sizes) > MAX_ELEMENTS:
+        return None
+    item = 0.0 if value is None else cast("object", numpy_helper.to_array(value.t).reshape(-1).tolist()[0])
+    return np.full(sizes, item, dtype=object)
+
+
+def _range(op: Op) -> Contents | None:
+    ends = [_plain(op, i) for i in range(3)]
+    if any(end is None for end in ends):
+        return None
+    start, limit, delta = (cast("list[int]", end)[0] for end in ends)
+    count = len(range(start, limit, delta)) if delta else MAX_ELEMENTS + 1
+    return _vector(list(range(start, limit, delta))) if count <= MAX_ELEMENTS else None
+
+
+def _reduce(op: Op) -> Contents | None:
+    data, axes = op.contents(0), op.ints(1, "axes")
+    if data is None or (axes is None and op.has(1)):
+        return None
+    if not axes and op.attr_int("noop_with_empty_axes", 0):
+        return data
+    gone = normalised(axes or range(data.ndim), data.ndim)
+    if gone is None:
+        return None
+    kept = [axis for axis in range(data.ndim) if axis not in gone]
+    rows = data.transpose([*kept, *gone]).reshape(math.prod(data.shape[axis] for axis in kept), -1)
+    result = _vector([fold(op.type, row) for row in rows.tolist()])
+    full = [1 if axis in gone else size for axis, size in enumerate(data.shape)]
+    return result.reshape(full if op.attr_int("keepdims", 1) else [data.shape[axis] for axis in kept])
+
+
+def _scatter_nd(op: Op) -> Contents | None:
+    data, indices, updates = op.contents(0), op.contents(1), op.contents(2)
+    if data is None or indices is None or updates is None or op.attr_text("reduction", "none") != "none":
+        return None
+    result = data.copy()
+    for at in np.ndindex(indices.shape[:-1]):
+        result[tuple(indices[at].tolist())] = updates[at]
+    return result
+
+
+def _scatter_elements(op: Op) -> Contents | None:
+    data, indices, updates = op.contents(0), op.contents(1), op.contents(2)
+    if data is None or indices is None or updates is None or op.attr_text("reduction", "none") != "none":
+        return None
+    result, axis = data.copy(), op.attr_int("axis", 0)
+    for at in np.ndindex(indices.shape):
+        where = list(at)
+        where[axis] = indices[at]
+        result[tuple(where)] = updates[at]
+    return result
+
+
+def _one_hot(op: Op) -> Contents | None:
+    indices, depth, values = op.contents(0), _plain(op, 1), op.contents(2)
+    if indices is None or depth is None or values is None or depth[0] * indices.size > MAX_ELEMENTS:
+        return None
+    count = depth[0]
+    off, on = values.tolist()
+    axis = op.axis("axis", -1, indices.ndim + 1)
+    if axis is None or any(not isinstance(item, int) for item in indices.reshape(-1).tolist()):
+        return None
+    rows = [[on if item % count == i else off for i in range(count)] for item in indices.reshape(-1).tolist()]
+    grid = np.array(rows, dtype=object).reshape(*indices.shape, count)
+    return np.moveaxis(grid, -1, axis)
+
+
+def _split(op: Op) -> tuple[Contents, ...] | None:
+    data, sizes = op.contents(0), _plain(op, 1) if op.has(1) else op.attr_ints("split")
+    if data is None or (sizes is None and op.has(1)):
+        return None
+    axis, count = op.attr_int("axis", 0), len(op.outputs)
+    part = -(-data.shape[axis] // count)
+    stops = [part * i for i in range(1, count)] if sizes is None else np.cumsum(sizes)[:-1].tolist()
+    return tuple(np.split(data, stops, axis=axis))
+
+
+def literal(attribute: onnx.AttributeProto) -> Contents | None:
+    """What a Constant's value_int, value_ints, value_float or value_floats holds."""
+    if attribute.type == onnx.AttributeProto.INTS:
+        return _vector(list(attribute.ints))
+    if attribute.type == onnx.AttributeProto.FLOATS:
+        return _vector(list(attribute.floats))
+    if attribute.type == onnx.AttributeProto.INT:
+        return box(attribute.i)
+    return box(attribute.f) if attribute.type == onnx.AttributeProto.FLOAT else None
+
+
+RULES: dict[str, ContentsRule] = {
+    **dict.fromkeys(FOLDS, ContentsRule(_reduce, contents=(0, 1))),
+    "Concat": ContentsRule(_concat, shapes=None, contents=None),
+    "ConstantOfShape": ContentsRule(_constant_of_shape, contents=(0,)),
+    "Expand": ContentsRule(_expand, contents=(0, 1)),
+    "Flatten": ContentsRule(_flatten, contents=(0,)),
+    "Gather": ContentsRule(_gather, shapes=(1,), contents=(0, 1)),
+    "Identity": ContentsRule(_keep, contents=(0,)),
+    "OneHot": ContentsRule(_one_hot, contents=(0, 1, 2)),
+    "Range": ContentsRule(_range, contents=(0, 1, 2)),
+    "Reshape": ContentsRule(_reshape, contents=(0, 1)),
+    "ScatterElements": ContentsRule(_scatter_elements, contents=(0, 1, 2)),
+    "ScatterND": ContentsRule(_scatter_nd, contents=(0, 1, 2)),
+    "Shape": ContentsRule(_shape, shapes=(0,)),
+    "Size": ContentsRule(_size, shapes=(0,)),
+    "Slice": ContentsRule(_slice, contents=(0, 1, 2, 3, 4)),
+    "Split": ContentsRule(_split, contents=(0, 1)),
+    "Squeeze": ContentsRule(_squeeze, contents=(0, 1)),
+    "Tile": ContentsRule(_tile, contents=(0, 1)),
+    "Transpose": ContentsRule(_transpose, contents=(0,)),
+    "Unsqueeze": ContentsRule(_unsqueeze, contents=(0, 1)),
+}

@@ -1,0 +1,312 @@
+"""Symbolic shapes, element types and small contents of values, worked out when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import onnx
+
+from deltafuse.dims import Dim, Expr, is_clamped, substitute, symbol, symbols, weight
+from deltafuse.reasons import Reason
+from deltafuse.shape_op import MAX_ELEMENTS, Contents, Op, Outputs, PartialShape, Rule
+from deltafuse.shape_rules import CONTENTS_RULES, DTYPE_RULES, SHAPE_RULES, rule_key
+from deltafuse.shape_rules_control import declared_dtype, declared_shape
+from deltafuse.shape_unions import Conflict, Unions
+from deltafuse.tensors import TensorHead, read_tensor
+from deltafuse.wire import Model
+
+_SHAPE, _CONTENTS, _DTYPE = range(3)
+
+_READABLE = frozenset(
+    getattr(onnx.TensorProto, name)
+    for name in [
+        "BOOL",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "FLOAT16",
+        "FLOAT",
+        "DOUBLE",
+    ]
+)
+
+#: Expressions heavier than this become unknown: they grow without end in graphs that loop over sizes.
+_MAX_WEIGHT = 64
+
+
+class Shapes:
+    """Shapes of one scope's values, by data flow, with what the file declares where that ends.
+
+    A question visits the backward slice that its answer needs and nothing else; answers are kept. A size that nothing
+    tells is a symbol of its own, named after the value and axis (``hidden[2]``).
+
+    Attributes:
+        unions: which sizes are equal, by every node that was visited so far.
+        origins: symbol -> (value id, axis) for sizes that got a symbol from us.
+        defined: what `define` was told.
+    """
+
+    def __init__(self, model: Model, sizes: Mapping[str, int] | None = None) -> None:
+        """Starts with nothing known.
+
+        Args:
+            model: the scanned file.
+            sizes: symbol -> number, put in wherever the file declares the symbol.
+        """
+        self.graph = model.graph
+        self.defined: dict[int, tuple[tuple[Dim, ...] | None, int | None]] = {}
+        self._sizes: Mapping[str, int] = {} if sizes is None else sizes
+        self.origins: dict[str, tuple[int, int]] = {}
+        self._model = model
+        self._shapes: dict[int, tuple[Dim, ...] | None] = {0: None}
+        self._contents: dict[int, Contents | None] = {0: None}
+        self._dtypes: dict[int, int | None] = {0: None}
+        self._memo = (self._shapes, self._contents, self._dtypes)
+        self._ranks: dict[str, tuple[int, int]] = {}
+        self._constants: dict[int, TensorHead | None] = {}
+        self.unions = Unions(self._rank)
+        for value in self.graph.inputs:
+            self._declare_input(value)
+
+    def shape(self, value: int) -> tuple[Dim, ...] | None:
+        """One `Dim` an axis in canonical symbols, or None where not even the rank is known."""
+        self._resolve(value, _SHAPE)
+        return self.known_shape(value)
+
+    def contents(self, value: int) -> Contents | None:
+        """Elements of a small integer, boolean or scalar tensor: int, bool, float, `Expr`, None for unknown ones."""
+        self._resolve(value, _CONTENTS)
+        return self.known_contents(value)
+
+    def dtype(self, value: int) -> int | None:
+        """``onnx.TensorProto`` element type, None where it is not known."""
+        self._resolve(value, _DTYPE)
+        return self._dtypes[value]
+
+    def define(self, value: int, shape: Sequence[Dim] | None, dtype: int | None) -> None:
+        """States shape and element type of a value: what lies before it is not looked at.
+
+        What was worked out already stays as it is, so define values before asking for what depends on them.
+        """
+        sizes = None if shape is None else tuple(substitute(dim, self._sizes) for dim in shape)
+        self.defined[value] = (sizes, dtype)
+        self._shapes[value] = sizes
+        self._dtypes[value] = dtype
+        self._contents[value] = None
+
+    def again(self, sizes: Mapping[str, int]) -> Shapes:
+        """A new engine over the same file and the same defined values, with numbers for some symbols."""
+        fresh = Shapes(self._model, sizes)
+        for value, (shape, dtype) in self.defined.items():
+            fresh.define(value, shape, dtype)
+        return fresh
+
+    def declared(self, value: int) -> list[Dim | None] | None:
+        """The dims that the file states for a value, with the given sizes put in; None where it states no rank."""
+        info = self.graph.value_info(value)
+        shape = None if info is None else declared_shape(info)
+        if shape is None or not self._sizes:
+            return shape
+        return [None if dim is None else substitute(dim, self._sizes) for dim in shape]
+
+    def find(self, dim: Dim) -> Dim:
+        """`dim` in canonical symbols."""
+        return self.unions.find(dim)
+
+    def classes(self) -> dict[str, set[str]]:
+        """Canonical symbol -> every symbol of its class, for classes of two and more."""
+        return self.unions.classes()
+
+    @property
+    def bindings(self) -> dict[str, int]:
+        """Canonical symbol -> the size that data flow demands of it."""
+        return {name: next(iter(sizes)) for name, sizes in self.unions.demands.items()}
+
+    @property
+    def conflicts(self) -> list[Conflict]:
+        """Contradictions found so far."""
+        return self.unions.conflicts
+
+    def is_known(self, dim: Dim) -> bool:
+        """Whether `dim` rests on numbers and declared symbols alone."""
+        return isinstance(dim, int) or not any(self._rank(self.unions.root(name))[0] == 3 for name in symbols(dim))
+
+    def is_input_dim(self, dim: Expr) -> bool:
+        """Whether `dim` rests on sizes of graph inputs alone."""
+        return all(self._rank(self.unions.root(name))[0] < 2 for name in symbols(dim))
+
+    def known_shape(self, value: int) -> tuple[Dim, ...] | None:
+        """What is known by now, for rules."""
+        shape = self._shapes.get(value)
+        return None if shape is None else tuple(map(self.unions.find, shape))
+
+    def known_contents(self, value: int) -> Contents | None:
+        """What is known by now, for rules."""
+        return self._contents.get(value)
+
+    def known_dtype(self, value: int) -> int | None:
+        """What is known by now, for rules."""
+        return self._dtypes.get(value)
+
+    def _rank(self, name: str) -> tuple[int, int]:
+        """Names of graph inputs first, unnamed axes of inputs, other declared names, names of our own."""
+        return self._ranks.setdefault(name, (2, len(self._ranks)))
+
+    def _declare_input(self, value: int) -> None:
+        info, shape = self.graph.value_info(value), self.declared(value)
+        dims = (
+            [] if shape is None else [self._fresh(value, i, 1) if dim is None else dim for i, dim in enumerate(shape)]
+        )
+        for name in sorted(name for dim in dims for name in symbols(dim)):
+            self._ranks.setdefault(name, (0, len(self._ranks)))
+        self._shapes[value] = None if shape is None else tuple(dims)
+        self._dtypes[value] = None if info is None else declared_dtype(info)
+        self._contents[value] = None
+
+    def _fresh(self, value: int, axis: int, rank: int = 3) -> Dim:
+        name = f"{self.graph.name(value)}[{axis}]"
+        if name in self._sizes:
+            return self._sizes[name]
+        self._ranks[name] = (rank, len(self._ranks))
+        self.origins[name] = (value, axis)
+        return symbol(name)
+
+    def _resolve(self, value: int, kind: int) -> None:
+        """Settles one question and all that it rests on, with a stack of its own: graphs are deeper than Python's."""
+        stack, opened, memo = [(value, kind)], set[tuple[int, int]](), self._memo
+        while stack:
+            top = stack[-1]
+            if top[0] in memo[top[1]]:
+                stack.pop()
+            elif top in opened:  # all it needs is settled, or the graph has a cycle
+                self._settle(*top)
+            else:
+                opened.add(top)
+                stack += [need for need in self._needs(*top) if need[0] not in memo[need[1]]]
+
+    def _rule(self, node: int, kind: int) -> Rule[Any] | None:
+        key = rule_key(self.graph.op[node], self.graph.domain[node])
+        tables: tuple[dict[str, Rule[Any]], ...] = (SHAPE_RULES, CONTENTS_RULES, DTYPE_RULES)
+        return tables[kind].get(key)
+
+    def _needs(self, value: int, kind: int) -> Iterable[tuple[int, int]]:
+        node = self.graph.producer[value]
+        rule = None if node < 0 or value in self.graph.initializers else self._rule(node, kind)
+        if rule is None:
+            return
+        inputs = self.graph.node_inputs[node]
+        for positions, wanted in zip((rule.shapes, rule.contents, rule.dtypes), range(3), strict=True):
+            for i in range(len(inputs)) if positions is None else positions:
+                if i < len(inputs):
+                    yield inputs[i], wanted
+
+    def _settle(self, value: int, kind: int) -> None:
+        head = self._head(value)
+        if head is not None:
+            self._settle_constant(value, kind, head)
+        elif kind == _SHAPE:
+            self._settle_shapes(value)
+        elif kind == _CONTENTS:
+            self._settle_contents(value)
+        else:
+            self._settle_dtypes(value)
+
+    def _head(self, value: int) -> TensorHead | None:
+        if value in self.graph.initializers:
+            return self.graph.initializers[value]
+        node = self.graph.producer[value]
+        return None if node < 0 else self.graph.constant_head(node)
+
+    def _settle_constant(self, value: int, kind: int, head: TensorHead) -> None:
+        if kind == _SHAPE:
+            self._shapes[value] = head.dims
+        elif kind == _DTYPE:
+            self._dtypes[value] = head.dtype
+        else:
+            self._contents[value] = self._read(head)
+
+    def _read(self, head: TensorHead) -> Contents | None:
+        if head.dtype not in _READABLE or int(np.prod(head.dims, dtype=np.float64)) > MAX_ELEMENTS:
+            return None
+        array = read_tensor(self._model, head)
+        return None if isinstance(array, Reason) else cast("Contents", array.astype(object))
+
+    def _run(self, value: int, kind: int) -> Any:
+        node = self.graph.producer[value]
+        rule = None if node < 0 else self._rule(node, kind)
+        if rule is None:
+            return None
+        try:
+            return rule.run(Op(self, node))
+        except (ArithmeticError, LookupError, ValueError):  # a graph that onnxruntime would refuse
+            return None
+
+    def _settle_shapes(self, value: int) -> None:
+        result = cast("PartialShape | Outputs | None", self._run(value, _SHAPE))
+        shapes = result.shapes if isinstance(result, Outputs) else (result,)
+        self._shapes[value] = None
+        for output, shape in self._outputs(value, shapes):
+            self._shapes[output] = self._finish(output, shape)
+
+    def _outputs(self, value: int, found: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Pairs the results with the node's outputs; those that a caller defined or that are settled stay."""
+        node, kind = self.graph.producer[value], self._memo[_SHAPE]
+        outputs = (value,) if node < 0 else self.graph.node_outputs[node]
+        padded = [*found, *[None] * (len(outputs) - len(found))]
+        return [(o, r) for o, r in zip(outputs, padded, strict=False) if o and (o == value or o not in kind)]
+
+    def _settle_contents(self, value: int) -> None:
+        result = self._run(value, _CONTENTS)
+        found = result if isinstance(result, tuple) else (result,)
+        outputs = (value,) if result is None else self.graph.node_outputs[self.graph.producer[value]]
+        self._contents[value] = None
+        for output, contents in zip(outputs, found, strict=False):
+            kept = contents is not None and contents.size <= MAX_ELEMENTS
+            self._contents.setdefault(output, None)
+            self._contents[output] = contents if kept else None
+
+    def _settle_dtypes(self, value: int) -> None:
+        node, result = self.graph.producer[value], self._run(value, _DTYPE)
+        found = result if isinstance(result, tuple) else (result,)
+        position = 0 if node < 0 else self.graph.node_outputs[node].index(value)
+        dtype = found[position] if position < len(found) else None
+        if dtype is None:
+            info = self.graph.value_info(value)
+            dtype = None if info is None else declared_dtype(info)
+        self._dtypes[value] = dtype
+
+    def _is_plain(self, stated: Dim) -> bool:
+        return isinstance(stated, int) or (not is_clamped(stated) and self.is_input_dim(stated))
+
+    def _finish(self, value: int, shape: PartialShape | None) -> tuple[Dim, ...] | None:
+        declared = self.declared(value)
+        if shape is None:
+            shape, declared = declared, None
+        if shape is None:
+            return None
+        if declared is not None and len(declared) != len(shape):
+            self.conflicts.append(Conflict(self.graph.producer[value], len(shape), len(declared)))
+            declared = None
+        stated = [None] * len(shape) if declared is None else declared
+        return tuple(self._choose(value, i, *pair) for i, pair in enumerate(zip(shape, stated, strict=True)))
+
+    def _choose(self, value: int, axis: int, dim: Dim | None, stated: Dim | None) -> Dim:
+        """One size of what a rule yields and what the file says; the rule is right unless it knows nothing."""
+        if dim is None or (not isinstance(dim, int) and weight(dim) > _MAX_WEIGHT):
+            return self._fresh(value, axis) if stated is None else stated
+        if stated is None or dim == stated:
+            return dim
+        node = self.graph.producer[value]
+        if not self.is_known(dim) or (is_clamped(dim) and self._is_plain(stated)):
+            self.unions.unite(dim, stated, node)
+            return stated
+        if isinstance(dim, int) and isinstance(stated, int):
+            self.conflicts.append(Conflict(node, dim, stated))
+        return dim

@@ -1,0 +1,219 @@
+"""All sites of a model: find the candidates, prove each distinct one once, hand out matches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from deltafuse import layouts, prover, region
+from deltafuse.dims import Dim
+from deltafuse.finder import Candidate
+from deltafuse.match import Dims, Match, NoMatch, Proof, Role
+from deltafuse.patterns import Pattern
+from deltafuse.prover import Proven, Trial, prove
+from deltafuse.reasons import Reason
+from deltafuse.shapes import Shapes
+from deltafuse.tensors import read_tensor
+from deltafuse.wire import Model
+from deltafuse.worker import Worker
+
+Site = Match | NoMatch
+
+
+def prove_sites(
+    model: Model,
+    kinds: bytearray,
+    shapes: Shapes,
+    pattern: Pattern,
+    worker: Worker,
+    candidates: Sequence[Candidate],
+    advance: Callable[[str], None],
+) -> tuple[tuple[Site, ...], dict[bytes, Trial]]:
+    """Proves candidates in order; sites whose cuts and cut inputs are equal share one proof.
+
+    Each output of a proven site is told to `shapes`, so that the sizes behind it are known for the next site.
+
+    Returns:
+        The sites, and by class key the trial that each class was proven with.
+    """
+    trials: dict[bytes, Trial] = {}
+    known: dict[bytes, tuple[Proven | Reason, str, list[int]]] = {}
+    sites: list[Site] = []
+    for candidate in candidates:
+        advance(candidate.name)
+        key, values = _signature(model, shapes, candidate)
+        shared: str | None = None
+        if key in known:
+            outcome, shared, first = known[key]
+            outcome = _carry(outcome, dict(zip(first, values, strict=True)))
+        else:
+            outcome = prove(model, kinds, shapes, pattern, worker, candidate)
+            known[key] = (outcome, candidate.name, values)
+            if not isinstance(outcome, Reason):
+                trials[key] = outcome.trial
+        site = _site(model, shapes, pattern, candidate, outcome, shared, key)
+        if isinstance(site, Match):
+            _define(shapes, site)
+        sites.append(site)
+    return tuple(sites), trials
+
+
+def _signature(model: Model, shapes: Shapes, candidate: Candidate) -> tuple[bytes, list[int]]:
+    """A hash of a candidate's cut up to names, and its values in the order in which the hash met them."""
+    graph = model.graph
+    numbers: dict[int, int] = {0: 0}
+    values = [0]
+    parts: list[bytes] = []
+
+    def number(value: int) -> int:
+        if value not in numbers:
+            numbers[value] = len(values)
+            values.append(value)
+            if value in graph.initializers:
+                parts.append(_content(model, value))
+        return numbers[value]
+
+    for value in (*candidate.roots, *candidate.sources):
+        number(value)
+        parts.append(f"{shapes.dtype(value)}{[str(dim) for dim in shapes.shape(value) or ()]};".encode())
+    for node in candidate.nodes:
+        inputs = [number(value) for value in graph.node_inputs[node]]
+        outputs = [number(value) for value in graph.node_outputs[node]]
+        parts.append(f"{graph.domain[node]}.{graph.op[node]}{inputs}{outputs}".encode())
+        parts += _attributes(model, node)
+    parts.append(str([number(value) for value in candidate.frontier]).encode())
+    return hashlib.blake2b(b"\0".join(parts)).digest(), values
+
+
+def _attributes(model: Model, node: int) -> Iterable[bytes]:
+    graph = model.graph
+    found = [bytes(graph.data[start:end]) for start, end in graph.attribute_spans[node]]
+    if graph.op[node] == "Constant" and any(b"location" in attribute for attribute in found):
+        head = graph.constant_head(node)
+        array = Reason("constant-type") if head is None else read_tensor(model, head)
+        if not isinstance(array, Reason):
+            return [f"{array.dtype}{array.shape}".encode(), array.tobytes()]
+    return found
+
+
+def _content(model: Model, value: int) -> bytes:
+    array = read_tensor(model, model.graph.initializers[value])
+    if isinstance(array, Reason):
+        return model.graph.value_names[value]
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+
+
+def _carry(outcome: Proven | Reason, to: dict[int, int]) -> Proven | Reason:
+    """What was proven of one site, in the values of another with the same signature."""
+    if isinstance(outcome, Reason):
+        return outcome
+    assignment = outcome.assignment
+    moved = replace(
+        assignment,
+        values={role: to[value] for role, value in assignment.values.items()},
+        norms={to[value]: norm for value, norm in assignment.norms.items()},
+    )
+    final = None if outcome.final_state is None else to[outcome.final_state]
+    return replace(outcome, assignment=moved, out=to[outcome.out], final_state=final)
+
+
+def _site(
+    model: Model,
+    shapes: Shapes,
+    pattern: Pattern,
+    candidate: Candidate,
+    outcome: Proven | Reason,
+    shared: str | None,
+    key: bytes,
+) -> Site:
+    if isinstance(outcome, Reason):
+        near_miss = outcome.code not in prover.REFUSALS
+        return NoMatch(candidate.name, outcome, near_miss=near_miss, nodes=len(candidate.nodes))
+    roots = tuple(outcome.assignment.values.values())
+    if not prover.convex(model.graph, roots, outcome.out, outcome.final_state):
+        return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=len(candidate.nodes))
+    return _match(model, shapes, pattern, candidate, outcome, shared, key)
+
+
+def _match(
+    model: Model,
+    shapes: Shapes,
+    pattern: Pattern,
+    candidate: Candidate,
+    proven: Proven,
+    shared: str | None,
+    key: bytes,
+) -> Match:
+    graph, assignment = model.graph, proven.assignment
+    dims = _dims(shapes, proven)
+
+    def role(name: str) -> Role:
+        value = assignment.values[name]
+        shape = shapes.shape(value) or ()
+        return Role(value, graph.name(value), layouts.public(assignment.layouts[name]), shape, shapes.dtype(value) or 0)
+
+    def result(value: int, layout: str) -> Role:
+        shape = _shape_of(layout, dims)
+        return Role(value, graph.name(value), layouts.public(layout), shape, shapes.dtype(value) or 0)
+
+    final = None if proven.final_state is None else result(proven.final_state, proven.final_layout)
+    replaced = {proven.out: None} if proven.final_state is None else {proven.out: None, proven.final_state: None}
+    return Match(
+        name=candidate.name,
+        rule=pattern.name,
+        form=_form(model, candidate),
+        query=role("query"),
+        key=role("key"),
+        value=role("value"),
+        g=role("g"),
+        beta=role("beta"),
+        state=role("state") if "state" in assignment.values else None,
+        out=result(proven.out, proven.out_layout),
+        final_state=final,
+        query_norm=assignment.norms.get(assignment.values["query"]),
+        key_norm=assignment.norms.get(assignment.values["key"]),
+        dims=dims,
+        scale=assignment.scale,
+        valid_tokens=proven.validity,
+        nodes=region.dead_nodes(graph, candidate.nodes, replaced),
+        class_key=key,
+        proof=Proof(proven.max_error, proven.draws, shared),
+    )
+
+
+def _dims(shapes: Shapes, proven: Proven) -> Dims:
+    assignment = proven.assignment
+    sizes = assignment.sizes
+    by_letter: dict[str, Dim] = {"B": 1, "T": 1}
+    for role in ("g", "value"):
+        groups = layouts.axes(assignment.layouts[role])
+        shape = shapes.shape(assignment.values[role]) or ()
+        by_letter.update({group: dim for group, dim in zip(groups, shape, strict=True) if group in ("B", "T")})
+    return Dims(by_letter["B"], by_letter["T"], sizes["N"], sizes["H"], sizes["K"], sizes["V"])
+
+
+def _shape_of(layout: str, dims: Dims) -> tuple[Dim, ...]:
+    by_letter: dict[str, Dim] = {
+        "B": dims.batch, "T": dims.tokens, "H": dims.value_heads, "K": dims.key_dim, "V": dims.value_dim,
+    }  # fmt: skip
+    shape: list[Dim] = []
+    for group in layouts.axes(layout):
+        size: Dim = 1
+        for letter in group:
+            size = size * by_letter[letter]
+        shape.append(size)
+    return tuple(shape)
+
+
+def _define(shapes: Shapes, match: Match) -> None:
+    for role in (match.out, match.final_state):
+        if role is not None:
+            shapes.define(role.value, role.shape, role.dtype)
+
+
+def _form(model: Model, candidate: Candidate) -> str:
+    """Chunk rules add up the log decay along tokens; recurrent ones take it token by token."""
+    graph = model.graph
+    ops = {graph.op[node] for node in candidate.nodes}
+    return "chunk" if ops & {"CumSum", "Trilu"} else "recurrent"

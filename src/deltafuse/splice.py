@@ -1,0 +1,42 @@
+"""Turn plans into changes of the file: nodes out, nodes in, and a local reorder where topological order demands it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deltafuse.edits import Changes, Insertion
+from deltafuse.graph import Graph
+from deltafuse.match import Match, Plan
+from deltafuse.pinning import PinPlan
+
+
+def changes_of(graph: Graph, plans: Sequence[Plan], pins: PinPlan | None) -> Changes:
+    """What is to be changed in the file to fuse the planned sites and pin the axes."""
+    removed = tuple((plan.match.name, plan.match.nodes) for plan in plans)
+    gone = frozenset(node for _, nodes in removed for node in nodes)
+    inserted: list[Insertion] = []
+    moved: list[tuple[str, int, int]] = []
+    for plan in plans:
+        before = _place(graph, plan.match)
+        inserted.append(Insertion(plan.match.name, before, plan.nodes, plan.value_info))
+        moved += [(plan.match.name, node, before) for node in _early_readers(graph, plan.match, before) if node not in gone]
+    return Changes(removed, tuple(inserted), tuple(moved), () if pins is None else pins.retyped)
+
+
+def _place(graph: Graph, match: Match) -> int:
+    """The node in front of which the new ones go: the first one that wrote an output, or the first after all operands."""
+    operands = (match.query, match.key, match.value, match.g, match.beta, match.state)
+    last = max(graph.producer[role.value] for role in operands if role is not None)
+    first = min(graph.producer[role.value] for role in (match.out, match.final_state) if role is not None)
+    return max(first, last + 1)
+
+
+def _early_readers(graph: Graph, match: Match, before: int) -> list[int]:
+    """Nodes that read an output of the site, directly or not, and stand in front of where it is now computed."""
+    results = {role.value for role in (match.out, match.final_state) if role is not None}
+    early: list[int] = []
+    for node in range(min(graph.producer[value] for value in results), before):
+        if any(value in results for value in (*graph.node_inputs[node], *graph.captures.get(node, ()))):
+            results.update(graph.node_outputs[node])
+            early.append(node)
+    return early

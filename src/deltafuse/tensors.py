@@ -1,0 +1,275 @@
+"""Tensors of a model without their data, and their data where it is small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from deltafuse.errors import UserError
+from deltafuse.protobuf import LENGTH, VARINT, Bytes, fields, read_varint
+from deltafuse.reasons import TEXTS, Reason
+
+if TYPE_CHECKING:
+    from deltafuse.wire import Model
+
+TEXTS.update(
+    {
+        "constant-too-large": "the constant {name} has {size} bytes, at most {limit} are read: it is taken as a weight",
+        "external-data-missing": "the constant {name} lies in {location}, which is not there: "
+        "put the file beside the model",
+        "external-data-short": "the constant {name} lies at bytes {offset} to {end} of {location}, which ends before: "
+        "copy the file again",
+        "external-data-outside": "the constant {name} lies in {location}, outside the model's folder: "
+        "move it beside the model",
+        "constant-type": "the constant {name} is of a kind that is not read ({type}): give it a plain tensor type",
+        "constant-damaged": "the constant {name} cannot be decoded ({error}): export the model again",
+    }
+)
+
+#: bits of one element; types that are not here are not read (4-bit and smaller types, strings)
+_BITS: dict[int, int] = {
+    onnx.TensorProto.FLOAT: 32,
+    onnx.TensorProto.UINT8: 8,
+    onnx.TensorProto.INT8: 8,
+    onnx.TensorProto.UINT16: 16,
+    onnx.TensorProto.INT16: 16,
+    onnx.TensorProto.INT32: 32,
+    onnx.TensorProto.INT64: 64,
+    onnx.TensorProto.BOOL: 8,
+    onnx.TensorProto.FLOAT16: 16,
+    onnx.TensorProto.DOUBLE: 64,
+    onnx.TensorProto.UINT32: 32,
+    onnx.TensorProto.UINT64: 64,
+    onnx.TensorProto.BFLOAT16: 16,
+}
+_CONSTANT_TYPES: dict[str, int] = {
+    "value_float": onnx.TensorProto.FLOAT,
+    "value_floats": onnx.TensorProto.FLOAT,
+    "value_int": onnx.TensorProto.INT64,
+    "value_ints": onnx.TensorProto.INT64,
+    "value_string": onnx.TensorProto.STRING,
+    "value_strings": onnx.TensorProto.STRING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHead:
+    """A TensorProto without its data.
+
+    Attributes:
+        name: initializer name, "" inside a Constant attribute.
+        dtype: ``onnx.TensorProto`` element type.
+        dims: sizes.
+        start, end: byte range of the TensorProto message in the file (`form` says of which message).
+        external: key/value pairs of external_data, empty where the data is inline.
+        form: which message lies there: ``tensor`` (TensorProto), ``sparse`` (SparseTensorProto) or ``attribute``
+            (AttributeProto of a Constant's value_int, value_floats, ...).
+        rest: byte ranges of further parts of the same message (a submessage may be split; the parts merge).
+    """
+
+    name: str
+    dtype: int
+    dims: tuple[int, ...]
+    start: int
+    end: int
+    external: dict[str, str] = field(default_factory=dict[str, str])
+    form: str = "tensor"
+    rest: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """How many elements the tensor has."""
+        count = 1
+        for size in self.dims:
+            count *= size
+        return count
+
+    def message(self, data: Bytes) -> bytes:
+        """The bytes of the message, its parts joined (which is how protobuf merges them)."""
+        return b"".join(bytes(data[start:end]) for start, end in ((self.start, self.end), *self.rest))
+
+
+def tensor_head(data: Bytes, parts: Sequence[tuple[int, int]]) -> TensorHead:
+    """Reads all but the data of the TensorProto in `parts`, data is skipped by its length.
+
+    Raises:
+        WireError: the bytes are no message.
+        UnicodeDecodeError: a name is not UTF-8.
+    """
+    name, dtype, location = "", 0, 0
+    dims: list[int] = []
+    external: dict[str, str] = {}
+    for start, end in parts:
+        for number, wire, value, begin, stop, _ in fields(data, start, end):
+            if number == 1:
+                dims += [_signed(value)] if wire == VARINT else _packed(data, begin, stop)
+            elif number == 2:
+                dtype = value
+            elif number == 8:
+                name = bytes(data[begin:stop]).decode()
+            elif number == 13:
+                external.update([text_entry(data, begin, stop)])
+            elif number == 14:
+                location = value
+    first, *rest = parts
+    if location != onnx.TensorProto.EXTERNAL:
+        external = {}
+    return TensorHead(name, dtype, tuple(dims), first[0], first[1], external, rest=tuple(rest))
+
+
+def sparse_head(data: Bytes, parts: Sequence[tuple[int, int]]) -> TensorHead:
+    """As `tensor_head` for a SparseTensorProto: name and type of its values, dims of the whole."""
+    dims: list[int] = []
+    values: list[tuple[int, int]] = []
+    for start, end in parts:
+        for number, wire, value, begin, stop, _ in fields(data, start, end):
+            if number == 1:
+                values.append((begin, stop))
+            elif number == 3:
+                dims += [_signed(value)] if wire == VARINT else _packed(data, begin, stop)
+    inner = tensor_head(data, values) if values else TensorHead("", 0, (), 0, 0)
+    first, *rest = parts
+    return TensorHead(inner.name, inner.dtype, tuple(dims), *first, inner.external, "sparse", tuple(rest))
+
+
+def constant_head(data: Bytes, attributes: Sequence[tuple[int, int]]) -> TensorHead | None:
+    """The head of what a Constant node with these attributes holds, None where it holds nothing known."""
+    for start, end in attributes:
+        name, tensors, sparse, lengths = b"", list[tuple[int, int]](), list[tuple[int, int]](), 0
+        for number, wire, _, begin, stop, _ in fields(data, start, end):
+            if number == 1:
+                name = bytes(data[begin:stop])
+            elif number == 5:
+                tensors.append((begin, stop))
+            elif number == 22:
+                sparse.append((begin, stop))
+            elif number in (7, 8, 9):
+                lengths += _count(data, number, wire, begin, stop)
+        if name == b"value" and tensors:
+            return tensor_head(data, tensors)
+        if name == b"sparse_value" and sparse:
+            return sparse_head(data, sparse)
+        dtype = _CONSTANT_TYPES.get(name.decode())
+        if dtype is not None:
+            return TensorHead("", dtype, (lengths,) if name.endswith(b"s") else (), start, end, form="attribute")
+    return None
+
+
+def text_entry(data: Bytes, start: int, end: int) -> tuple[str, str]:
+    """Key and value of a StringStringEntryProto."""
+    key = value = ""
+    for number, _, _, begin, stop, _ in fields(data, start, end):
+        if number == 1:
+            key = bytes(data[begin:stop]).decode()
+        elif number == 2:
+            value = bytes(data[begin:stop]).decode()
+    return key, value
+
+
+def read_tensor(model: Model, head: TensorHead, limit: int = 1 << 20) -> npt.NDArray[np.generic] | Reason:
+    """Reads a constant, inline or external, of at most `limit` bytes.
+
+    Of an external file only the tensor's own bytes are read. bfloat16 comes back as float32.
+
+    Returns:
+        The array in the dtype and shape of the file, or the reason why it was not read:
+        ``constant-too-large``, ``external-data-missing``, ``external-data-short``, ``external-data-outside``,
+        ``constant-type``, ``constant-damaged``.
+    """
+    name = head.name or "of a Constant node"
+    bits = _BITS.get(head.dtype)
+    if bits is None or head.form == "sparse":
+        kind = "sparse" if head.form == "sparse" else str(head.dtype)
+        return Reason("constant-type", {"name": name, "type": kind})
+    size = head.elements * bits // 8
+    if min(head.dims, default=0) < 0:
+        return Reason("constant-damaged", {"name": name, "error": f"dims {list(head.dims)}"})
+    if size > limit:
+        return Reason("constant-too-large", {"name": name, "size": size, "limit": limit})
+    try:
+        if head.form == "attribute":
+            return _literal(head, head.message(model.data))
+        tensor = onnx.TensorProto.FromString(head.message(model.data))
+        if head.external:
+            raw = external_bytes(model.path.parent, head, name, size)
+            if isinstance(raw, Reason):
+                return raw
+            tensor.ClearField("external_data")
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            tensor.raw_data = raw
+        array = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:
+        return Reason("constant-damaged", {"name": name, "error": error})
+    return array.astype(np.float32) if head.dtype == onnx.TensorProto.BFLOAT16 else array
+
+
+def locate(folder: Path, location: str) -> Path:
+    """Path of an external data file.
+
+    Raises:
+        UserError: ``outside-folder``: the location is absolute or leaves `folder`, by ``..`` or by a symbolic link.
+    """
+    path = folder / location
+    inside = not Path(location).is_absolute() and path.resolve().is_relative_to(folder.resolve())
+    if inside and ".." not in Path(location).parts:
+        return path
+    raise UserError(
+        "outside-folder",
+        f"the external data file {location!r} lies outside the model's folder {folder}: "
+        "move it into the folder and save the model again with the new location",
+    )
+
+
+def external_bytes(folder: Path, head: TensorHead, name: str, size: int) -> bytes | Reason:
+    """Reads the `size` bytes of one tensor that lies outside of the model file."""
+    location = head.external.get("location", "")
+    try:
+        path = locate(folder, location)
+    except UserError:
+        return Reason("external-data-outside", {"name": name, "location": location})
+    offset = int(head.external.get("offset") or 0)
+    length = int(head.external.get("length") or size)
+    if length != size:
+        return Reason("constant-damaged", {"name": name, "error": f"{length} bytes for {size}"})
+    if not path.is_file():
+        return Reason("external-data-missing", {"name": name, "location": location})
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        raw = file.read(size)
+    if len(raw) < size:
+        return Reason(
+            "external-data-short", {"name": name, "location": location, "offset": offset, "end": offset + size}
+        )
+    return raw
+
+
+def _literal(head: TensorHead, message: bytes) -> npt.NDArray[np.generic]:
+    attribute = onnx.AttributeProto.FromString(message)
+    if head.dtype == onnx.TensorProto.FLOAT:
+        return np.array(list(attribute.floats) if head.dims else attribute.f, np.float32)
+    return np.array(list(attribute.ints) if head.dims else attribute.i, np.int64)
+
+
+def _packed(data: Bytes, start: int, end: int) -> list[int]:
+    values: list[int] = []
+    while start < end:
+        value, start = read_varint(data, start)
+        values.append(_signed(value))
+    return values
+
+
+def _count(data: Bytes, number: int, wire: int, begin: int, stop: int) -> int:
+    if wire != LENGTH or number == 9:
+        return 1
+    return (stop - begin) // 4 if number == 7 else len(_packed(data, begin, stop))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,77 @@
+"""The token counts for which an unfused graph is the rule: a traced graph often is for some only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from deltafuse.bench import Binding
+from deltafuse.draws import DRAWS, Draw
+from deltafuse.match import Validity
+from deltafuse.reasons import Reason
+
+#: A graph that is still right here is taken to be right for any count (traced chunk counts end far below).
+_FAR = 1024
+#: Proofs beyond this many tokens tell no more and take longer.
+_PROOF = 200
+_BAR = 1e-10
+
+
+class Goal(Protocol):
+    """Something that can be tried at any sizes."""
+
+    def error(self, binding: Binding, how: Draw, seed: int) -> float | Reason:
+        """Relative error, or why it does not run."""
+        ...
+
+
+def find_range(goal: Goal, start: Binding, fixed: int) -> tuple[Validity, Binding]:
+    """Bisects both ends of the range around a token count that is right.
+
+    Args:
+        fixed: the token count where the axis is not free.
+
+    Returns:
+        The range, and the binding of its largest size that is cheap enough to prove at.
+    """
+    if start.tokens is None:
+        return Validity(fixed, fixed, None, None, (fixed,)), start
+    tried: dict[int, str | None] = {start.tokens: None}
+
+    def outcome(tokens: int) -> str | None:
+        if tokens not in tried:
+            tried[tokens] = _try(goal, start, tokens)
+        return tried[tokens]
+
+    low, below = _end(outcome, start.tokens, lambda n: n // 2, 1)
+    high, above = _end(outcome, start.tokens, lambda n: 2 * n, _FAR)
+    at = start.at(max(low, min(high, _PROOF)), start.batch)
+    return Validity(low, high, below, above, tuple(sorted(tried))), start if at is None else at
+
+
+def _try(goal: Goal, start: Binding, tokens: int) -> str | None:
+    """``fails``, ``wrong``, or None where the graph is right."""
+    binding = start.at(tokens, 1 if start.batch is not None else None)
+    if binding is None:
+        return "fails"
+    error = goal.error(binding, DRAWS[0], tokens)
+    if isinstance(error, Reason):
+        return "fails"
+    return None if error <= _BAR else "wrong"
+
+
+def _end(outcome: Callable[[int], str | None], start: int, step: Callable[[int], int], limit: int) -> tuple[int, str | None]:
+    """The last right count in one direction and what lies beyond it."""
+    right, beyond = start, start
+    while beyond != limit and outcome(beyond) is None:
+        right, beyond = beyond, step(beyond)
+        beyond = max(beyond, limit) if limit == 1 else min(beyond, limit)
+    if outcome(beyond) is None:
+        return beyond, None
+    while abs(beyond - right) > 1:
+        middle = (right + beyond) // 2
+        if outcome(middle) is None:
+            right = middle
+        else:
+            beyond = middle
+    return right, outcome(beyond)

@@ -1,0 +1,238 @@
+"""Reads an ONNX file into columns: one pass over its wire format, nothing is decoded that is not asked for.
+
+Initializer data is skipped by its length, so the pages that hold it are never read.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from deltafuse.errors import UserError
+from deltafuse.graph import Graph
+from deltafuse.protobuf import LENGTH, VARINT, OverrunError, WireError, fields
+from deltafuse.scanner import Declaration, Scanner
+from deltafuse.tensors import TensorHead, read_tensor, text_entry
+
+__all__ = ["Declaration", "Model", "Part", "read_tensor", "scan", "scan_body"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One field of the model: where its tag, its payload and what follows it begin."""
+
+    field: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A scanned file.
+
+    Attributes:
+        path: where it was read from; external data is looked for beside it.
+        data: the whole file, mapped into memory.
+        opset_imports: domain ("" for ai.onnx) -> version.
+        metadata: metadata_props of the model.
+        producer: producer name and version.
+        graph: the main graph.
+        functions, training: byte ranges of the FunctionProto and TrainingInfoProto messages.
+        graph_parts: every occurrence of the graph field; protobuf merges them.
+        opset_parts, metadata_parts: their fields, by domain and key.
+        declarations: every ValueInfoProto of the main graph in the file's order.
+        constants: heads of the main graph's initializers, in the file's order, repeated names included.
+    """
+
+    path: Path
+    data: memoryview
+    ir_version: int
+    opset_imports: dict[str, int]
+    metadata: dict[str, str]
+    producer: str
+    graph: Graph
+    functions: tuple[tuple[int, int], ...]
+    training: tuple[tuple[int, int], ...]
+    graph_parts: tuple[Part, ...]
+    opset_parts: dict[str, tuple[Part, ...]]
+    metadata_parts: dict[str, tuple[Part, ...]]
+    declarations: tuple[Declaration, ...]
+    constants: tuple[TensorHead, ...]
+
+    @property
+    def mapped(self) -> mmap.mmap:
+        """The mapped file, for searches."""
+        return cast("mmap.mmap", self.data.obj)
+
+
+def scan(path: Path) -> Model:
+    """Reads the structure of an ONNX file.
+
+    Raises:
+        UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``.
+    """
+    view = _map(path)
+    with _no_garbage_collection():
+        try:
+            top = _scan_top(view)
+            return _scan_graphs(path, view, top)
+        except _TruncatedError as error:
+            raise _cut_short(path, error) from None
+        except WireError as error:
+            raise _not_onnx(path, error) from None
+        except UnicodeDecodeError as error:
+            name = error.object[:64]
+            raise UserError(
+                "not-onnx", f"{path}: the name {name!r} is not UTF-8: rename it and save the model again"
+            ) from None
+
+
+def scan_body(model: Model, attribute: tuple[int, int]) -> Graph:
+    """Reads the subgraph that an attribute of a node holds (the body of a Loop, a branch of an If), as `scan` does.
+
+    Args:
+        model: the model it is part of.
+        attribute: byte range of the AttributeProto, one of ``graph.attribute_spans[node]``.
+    """
+    scanner = Scanner(model.data)
+    for number, wire, _, start, end, _ in fields(model.data, *attribute):
+        if number == 6 and wire == LENGTH:
+            scanner.graph(start, end)
+    return scanner.finish()
+
+
+def _map(path: Path) -> memoryview:
+    if path.is_dir():
+        found = ", ".join(sorted(p.name for p in path.glob("*.onnx"))[:5]) or "none"
+        raise UserError("not-a-file", f"{path} is a folder: give an .onnx file (in it: {found})")
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+            if head:
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        raise UserError("missing-file", f"{path} does not exist: check the path") from None
+    except (OSError, ValueError) as error:
+        raise UserError("unreadable", f"{path} cannot be read ({error}): check its permissions") from None
+    raise UserError("not-onnx", f"{path} is empty: export or download the model again")
+
+
+@contextmanager
+def _no_garbage_collection() -> Generator[None]:
+    # hundreds of thousands of tuples are made and none is garbage: the collector would walk them again and again
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _not_onnx(path: Path, error: WireError) -> UserError:
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(b"version https://git-lfs"):
+        return UserError("not-onnx", f"{path} is a Git LFS pointer, not the model: run `git lfs pull`")
+    return UserError("not-onnx", f"{path} is not an ONNX model ({error}): give a file that onnx.load reads")
+
+
+def _cut_short(path: Path, error: _TruncatedError) -> UserError:
+    size = path.stat().st_size
+    return UserError("truncated", f"{path} is cut short at {size} bytes ({error}): copy or export it again")
+
+
+class _TruncatedError(WireError):
+    """The file ends inside a field of the model."""
+
+
+@dataclass
+class _ModelFields:
+    ir_version: int = 0
+    producer: list[str] = field(default_factory=lambda: ["", ""])
+    opsets: dict[str, int] = field(default_factory=dict[str, int])
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    functions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    training: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    graphs: list[Part] = field(default_factory=list[Part])
+    opset_parts: dict[str, tuple[Part, ...]] = field(default_factory=dict[str, tuple[Part, ...]])
+    metadata_parts: dict[str, tuple[Part, ...]] = field(default_factory=dict[str, tuple[Part, ...]])
+
+
+def _scan_graphs(path: Path, data: memoryview, top: _ModelFields) -> Model:
+    if not top.graphs:
+        raise WireError("there is no graph in it")
+    scanner = Scanner(data)
+    for part in top.graphs:
+        scanner.graph(part.start, part.end)
+    return Model(
+        path,
+        data,
+        top.ir_version,
+        top.opsets,
+        top.metadata,
+        " ".join(filter(None, top.producer)),
+        scanner.finish(),
+        tuple(top.functions),
+        tuple(top.training),
+        tuple(top.graphs),
+        top.opset_parts,
+        top.metadata_parts,
+        tuple(scanner.declarations),
+        tuple(scanner.constants),
+    )
+
+
+def _scan_top(data: memoryview) -> _ModelFields:
+    """Reads the fields of the ModelProto, all but what is in the graph."""
+    top = _ModelFields()
+    try:
+        for number, wire, value, start, end, begin in fields(data, 0, len(data)):
+            _top_field(top, data, number, wire, value, Part(begin, start, end))
+    except OverrunError as error:
+        # the length of a random text's first "field" goes beyond its end too
+        if top.ir_version or top.graphs or error.number == 7:
+            raise _TruncatedError(str(error)) from None
+        raise
+    return top
+
+
+def _top_field(top: _ModelFields, data: memoryview, number: int, wire: int, value: int, part: Part) -> None:
+    expected = {1: VARINT, 2: LENGTH, 3: LENGTH, 7: LENGTH, 8: LENGTH, 14: LENGTH, 20: LENGTH, 25: LENGTH}.get(
+        number, wire
+    )
+    if wire != expected:
+        raise WireError(f"field {number} of the model has wire type {wire}")
+    if number == 1:
+        top.ir_version = value
+    elif number in (2, 3):
+        top.producer[number - 2] = bytes(data[part.start : part.end]).decode()
+    elif number == 7:
+        top.graphs.append(part)
+    elif number == 8:
+        domain, version = _opset(data, part.start, part.end)
+        top.opsets[domain] = version
+        top.opset_parts[domain] = (*top.opset_parts.get(domain, ()), part)
+    elif number == 14:
+        key, text = text_entry(data, part.start, part.end)
+        top.metadata[key] = text
+        top.metadata_parts[key] = (*top.metadata_parts.get(key, ()), part)
+    elif number == 20:
+        top.training.append((part.start, part.end))
+    elif number == 25:
+        top.functions.append((part.start, part.end))
+
+
+def _opset(data: memoryview, start: int, end: int) -> tuple[str, int]:
+    domain, version = "", 0
+    for number, _, value, begin, stop, _ in fields(data, start, end):
+        if number == 1:
+            domain = bytes(data[begin:stop]).decode()
+        elif number == 2:
+            version = value
+    return ("" if domain == "ai.onnx" else domain), version

@@ -1,0 +1,74 @@
+"""The child of `deltafuse.worker`: reads requests on stdin, answers on stdout, runs them on onnxruntime.
+
+onnxruntime is used without optimisation and with one thread, so that what runs is what was cut.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import IO, Any, cast
+
+from deltafuse.worker import Array, read_message, write_message
+
+
+class _Sessions:
+    def __init__(self) -> None:
+        # Imported here: the import takes most of the child's start, and the memory limit is set before it.
+        import onnxruntime  # noqa: PLC0415
+
+        self._ort: Any = onnxruntime
+        self._open: dict[int, Any] = {}
+        self._next = 0
+
+    def load(self, model: bytes) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+        options = self._ort.SessionOptions()
+        options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.enable_cpu_mem_arena = False
+        session = self._ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._next += 1
+        self._open[self._next] = session
+        return self._next, tuple(i.name for i in session.get_inputs()), tuple(o.name for o in session.get_outputs())
+
+    def run(self, key: int, feeds: dict[str, Array], outputs: tuple[str, ...]) -> tuple[Array, ...]:
+        return tuple(self._open[key].run(list(outputs), feeds))
+
+    def unload(self, key: int) -> None:
+        self._open.pop(key, None)
+
+
+def _serve(source: IO[bytes], sink: IO[bytes]) -> None:
+    sessions = _Sessions()
+    verbs: dict[str, tuple[Callable[..., object], str]] = {
+        "load": (sessions.load, "cut-does-not-load"),
+        "run": (sessions.run, "cut-does-not-run"),
+        "unload": (sessions.unload, "cut-does-not-run"),
+    }
+    while True:
+        try:
+            verb, *arguments = cast("tuple[str, ...]", read_message(source))
+        except EOFError:
+            return
+        call, failure = verbs[verb]
+        try:
+            answer: tuple[str, object] = ("ok", call(*arguments))
+        except Exception as error:  # noqa: BLE001 - whatever onnxruntime raises is the answer
+            answer = (failure, str(error).splitlines()[0][:400] if str(error) else type(error).__name__)
+        write_message(sink, answer)
+
+
+def main() -> None:
+    memory = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    # Kernels that print must not disturb the protocol: stdout becomes stderr for everything else.
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _serve(sys.stdin.buffer, sink)
+
+
+if __name__ == "__main__":
+    main()
