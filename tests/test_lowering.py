@@ -8,8 +8,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from deltafuse.errors import UserError
 from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_model, lower_nodes, read_call
 from deltafuse.probe_double import to_double
+from deltafuse.reasons import Reason
 
 CHUNK_PORTS = ["query", "key", "value", "beta", "initial_state", "actual_seq_lengths", "g"]
 RECURRENT_PORTS = [
@@ -194,6 +196,32 @@ def test_a_result_without_a_name_is_left_out():
     del proto.graph.output[1]
     (found,) = run(to_double(lower_model(proto)), feeds)
     assert relative(found, kernel(CHUNK, feeds, 1.0)[0]) < 1e-13
+
+
+def index_of(node):
+    return next(attribute.ints for attribute in node.attribute if attribute.name == "input_index")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda node: index_of(node).pop(), "input_index does not fit"),
+        (lambda node: index_of(node).__setitem__(0, 9), "input_index does not fit"),
+        (
+            lambda node: node.attribute.pop(next(i for i, a in enumerate(node.attribute) if a.name == "input_names")),
+            "input_index does not fit",
+        ),
+        (lambda node: node.input.__setitem__(4, ""), "no input for initial_state"),
+    ],
+)
+def test_a_malformed_node_is_refused(change, fault):
+    proto = model(CHUNK, draw(CHUNK, [3], 1, 1, 1, 4, 4))
+    change(proto.graph.node[0])
+    reason = read_call(proto.graph.node[0])
+    assert isinstance(reason, Reason)
+    assert (reason.code, fault in reason.text) == ("custom-malformed", True)
+    with pytest.raises(UserError, match=fault):
+        lower_model(proto)
 
 
 def test_read_call_leaves_absent_ports_out():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
-from onnx import helper
+import numpy.typing as npt
 
 from deltafuse import layouts
 from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.draws import Array
 from deltafuse.probe import Cut, to_double
-from deltafuse.probe_double import FLOATS
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.worker import Session, Worker
 
@@ -52,8 +52,9 @@ class Bench:
     """A cut that is loaded in a worker, in double.
 
     Attributes:
-        shapes: value id of each input -> its symbolic shape.
-        dtypes: value id of each input -> element type in the source.
+        names: value id of each input and output -> its name.
+        shapes: value id of each operand -> its symbolic shape.
+        sizes: value id of each shape that the cut reads -> what it holds.
     """
 
     worker: Worker
@@ -61,46 +62,52 @@ class Bench:
     names: Mapping[int, str]
     cut: Cut
     shapes: Mapping[int, tuple[Dim, ...]]
-    dtypes: Mapping[int, int]
+    sizes: Mapping[int, tuple[Dim, ...]]
 
-    def sizes(self, value: int, binding: Mapping[str, int]) -> tuple[int, ...]:
-        """An input's shape in numbers."""
+    def shape(self, value: int, binding: Mapping[str, int]) -> tuple[int, ...]:
+        """An operand's shape in numbers."""
         return tuple(evaluate(dim, binding) for dim in self.shapes[value])
 
-    def run(self, feeds: Mapping[int, Array], binding: Mapping[str, int]) -> dict[int, Array] | Reason:
-        """Runs the cut; inputs that are not fed (only their shape counts) are zeros."""
-        arrays = {
-            self.names[value]: feeds[value] if value in feeds else self._blank(value, binding) for value in self.cut.inputs
-        }
-        ran = self.worker.run(self.session, arrays)
-        if isinstance(ran, Reason):
-            return ran
-        return dict(zip(self.cut.outputs, ran, strict=True))
+    def run(
+        self, feeds: Mapping[int, Array], binding: Mapping[str, int], outputs: Sequence[int] | None = None
+    ) -> dict[int, Array] | Reason:
+        """Runs the cut on its operands; the shapes it reads follow from the binding.
 
-    def _blank(self, value: int, binding: Mapping[str, int]) -> Array:
-        dtype = np.float64 if self.dtypes[value] in FLOATS else helper.tensor_dtype_to_np_dtype(self.dtypes[value])
-        return np.zeros(self.sizes(value, binding), dtype)
+        Args:
+            outputs: those wanted; all where None.
+        """
+        arrays: dict[str, npt.NDArray[np.generic]] = {self.names[value]: array for value, array in feeds.items()}
+        for value, dims in self.sizes.items():
+            arrays[self.names[value]] = np.array([evaluate(dim, binding) for dim in dims], np.int64)
+        wanted = self.cut.outputs if outputs is None else tuple(outputs)
+        ran = self.worker.run(self.session, arrays, tuple(self.names[value] for value in wanted))
+        return ran if isinstance(ran, Reason) else dict(zip(wanted, cast("tuple[Array, ...]", ran), strict=True))
 
 
 def open_bench(
-    worker: Worker, cut: Cut, names: Mapping[int, str], shapes: Mapping[int, tuple[Dim, ...]], dtypes: Mapping[int, int]
+    worker: Worker,
+    cut: Cut,
+    names: Mapping[int, str],
+    shapes: Mapping[int, tuple[Dim, ...]],
+    sizes: Mapping[int, tuple[Dim, ...]],
 ) -> Bench | Reason:
     """Loads a cut in double."""
     double = to_double(cut.model)
     if isinstance(double, Reason):
         return double
     session = worker.load(double.SerializeToString())
-    if isinstance(session, Reason):
-        return session
-    return Bench(worker, session, names, cut, shapes, dtypes)
+    return session if isinstance(session, Reason) else Bench(worker, session, names, cut, shapes, sizes)
 
 
-def bindings(shapes: Mapping[int, tuple[Dim, ...]], g: int) -> Iterator[Binding]:
+def bindings(
+    shapes: Mapping[int, tuple[Dim, ...]], sizes: Mapping[int, tuple[Dim, ...]], g: int
+) -> Iterator[Binding]:
     """Ways to give the symbols numbers: batch 2 before 1, token counts in the order of `TOKENS`.
 
     Which axis of the log decay is time is not known yet: both readings are tried.
     """
-    free = sorted({symbol for shape in shapes.values() for dim in shape for symbol in symbols(dim)})
+    known = (*shapes.values(), *sizes.values())
+    free = sorted({symbol for shape in known for dim in shape for symbol in symbols(dim)})
     seen: set[tuple[tuple[str, int], ...]] = set()
     for layout in layouts.GATES:
         groups = layouts.axes(layout)

@@ -235,7 +235,7 @@ def _fail(as_json: bool, code: int, name: str, text: str, arguments: Sequence[st
         from deltafuse.report import failure, write
 
         write(failure(arguments, code, name, text))
-    if not as_json or code == EXIT_USER:
+    if code == EXIT_USER:
         sys.stderr.write(f"fuse: {text}\n")
     return code
 

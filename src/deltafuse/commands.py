@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from deltafuse.console import progress
 from deltafuse.options import FuseOptions
@@ -20,8 +20,11 @@ def run(name: str, given: argparse.Namespace) -> int:
 
 def fuse_options(given: argparse.Namespace) -> FuseOptions:
     """What the command line says, as the options of a run."""
-    values: dict[str, Any] = {name: value for name, value in vars(given).items() if name in _FIELDS}
-    return FuseOptions(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return FuseOptions(**{name: _frozen(value) for name, value in vars(given).items() if name in _FIELDS})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(cast("list[object]", value)) if isinstance(value, list) else value
 
 
 def _fuse(given: argparse.Namespace) -> int:
@@ -49,6 +52,19 @@ def _show_fuse(report: Any, as_json: bool) -> int:
         from deltafuse.tables import console, print_fuse
 
         print_fuse(report, console())
+    return report.exit
+
+
+def _verify(given: argparse.Namespace) -> int:
+    from deltafuse.verify import verify
+
+    with progress() as shown:
+        report = verify(given.unfused, given.fused, seconds=given.timeout, progress=shown)
+    if given.json:
+        return _show(True, plain_document(report), (), report.exit)
+    from deltafuse.tables import console, print_verify
+
+    print_verify(report, console())
     return report.exit
 
 
@@ -107,6 +123,7 @@ def _version(given: argparse.Namespace) -> int:
 
 
 def _show(as_json: bool, document: Document, lines: Sequence[str], exit_code: int = 0) -> int:
+    """Prints a small result as JSON or as lines."""
     if as_json:
         write({"schema": SCHEMA, "exit": exit_code, "error": None} | document)
     else:
@@ -122,6 +139,7 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(FuseOptions))
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "fuse": _fuse,
     "inspect": _inspect,
+    "verify": _verify,
     "rollback": _rollback,
     "demo": _demo,
     "targets": _targets,

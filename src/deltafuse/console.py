@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ class Bars:
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
+def progress() -> Generator[Progress, None, None]:
     """Progress for one run; it is gone from the screen when the run ends."""
     if not sys.stderr.isatty():
         yield SilentProgress()

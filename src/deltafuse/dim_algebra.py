@@ -191,11 +191,11 @@ def _floordiv(a: Dim, b: Dim) -> Dim:
     whole = exact_quotient(a, b)
     if whole is not None:
         return whole
-    a, b = _cancel(a, b)
+    a, b = cancel(a, b)
     return _floordiv_int(a, b) if isinstance(b, int) and b > 0 else _atom("//", (a, b))
 
 
-def _cancel(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+def cancel(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     """Takes common factors out of a fraction."""
     terms = (*_terms(a), *_terms(b))
     shared = dict(terms[0][0])

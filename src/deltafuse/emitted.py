@@ -34,17 +34,17 @@ def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int) -> float
         InternalError: they differ, or the emitted nodes do not run: a bug in the target's emission.
     """
     session = _load(plan, worker, opset)
-    binding = trial.binding.at(trial.binding.tokens, None if trial.binding.batch is None else 1)
+    binding = trial.few_tokens()
     if binding is None:
         raise _bug(plan, "no sizes with batch one")
     worst = 0.0
     for seed, how in enumerate(DRAWS, _SEED):
         operands, _ = trial.draw(binding, how, seed)
         assignment = trial.explained.assignment
-        wanted = trial.bench.run(assignment.write(operands), binding.numbers)
+        written = assignment.write(operands)
+        wanted = trial.bench.run(written, binding.numbers, [v for v in (trial.out, trial.final) if v is not None])
         if isinstance(wanted, Reason):
             raise _bug(plan, wanted.text)
-        written = assignment.write(operands)
         feeds = {_operand(plan.match, name).name: written[value] for name, value in assignment.values.items()}
         found = worker.run(session, feeds)
         if isinstance(found, Reason):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltafuse.errors import UserError
-from deltafuse.files import atomic
+from deltafuse.files import atomic, unwritable
 from deltafuse.protobuf import LENGTH, Bytes, fields
 from deltafuse.tensors import TensorHead, locate, tensor_head
 from deltafuse.wire import Model
@@ -210,7 +210,7 @@ def _copy_all(pairs: Sequence[tuple[Path, Path]], progress: Progress | None) -> 
     made: list[Path] = []
     try:
         for source, target in pairs:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(target)
             _copy(source, target, lambda count, done=done: progress(done + count, total) if progress else None)
             made.append(target)
             done += source.stat().st_size
@@ -220,7 +220,16 @@ def _copy_all(pairs: Sequence[tuple[Path, Path]], progress: Progress | None) -> 
     return tuple(made)
 
 
+def _make_folder(target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(target, error) from None
+
+
 def _copy(source: Path, target: Path, progress: Callable[[int], None]) -> None:
+    if not os.access(source, os.R_OK):
+        raise UserError("unreadable", f"the external data file {source} cannot be read: check its permissions")
     with source.open("rb", buffering=0) as reader, atomic(target, [source]) as writer:
         size = os.fstat(reader.fileno()).st_size
         if not _reflink(reader.fileno(), writer.fileno()):

@@ -16,10 +16,10 @@ def search_feeds(bench: Bench, roots: Sequence[int], g: int, numbers: Mapping[st
     Vectors are short, so that many steps of the rule stay bounded whatever role they turn out to play.
     """
     rng = np.random.default_rng(11)
-    gates = int(np.prod(bench.sizes(g, numbers)))
+    gates = int(np.prod(bench.shape(g, numbers)))
     feeds: dict[int, Array] = {}
     for root in roots:
-        shape = bench.sizes(root, numbers)
+        shape = bench.shape(root, numbers)
         if root == g:
             feeds[root] = rng.uniform(-0.4, -0.05, shape)
         elif int(np.prod(shape)) == gates:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from deltafuse.errors import UserError
 
-__all__ = ["adopt", "atomic", "check_output"]
+__all__ = ["adopt", "atomic", "check_output", "unwritable"]
 
 
 def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
@@ -33,9 +33,9 @@ def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
             if output == path or (output.exists() and path.exists() and output.samefile(path)):
                 raise UserError("output-is-input", f"{output} is the input itself: give another output path")
     except OSError as error:
-        raise _unwritable(output, error) from None
+        raise unwritable(output, error) from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise _unwritable(output, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise unwritable(output, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
         # not tempfile: its files are readable for their owner alone
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
-        raise _unwritable(output, error) from None
+        raise unwritable(output, error) from None
     try:
         with os.fdopen(descriptor, "w+b") as file:
             yield file
@@ -87,7 +87,8 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _unwritable(output: Path, error: OSError) -> UserError:
+def unwritable(output: Path, error: OSError) -> UserError:
+    """The error to raise where the system refuses to write a file."""
     return UserError(
         "output-not-writable",
         f"{output} cannot be written ({error.strerror or error}): "

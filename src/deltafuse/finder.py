@@ -6,10 +6,12 @@ Nothing here knows numbers: a candidate is a part of the graph that is worth pro
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deltafuse.classes import Kind
 from deltafuse.climb import Climber
+from deltafuse.dims import Dim
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
@@ -29,7 +31,8 @@ class Candidate:
         name: from the exporter's scopes where there are any (``layers.3``), else ``site.N``.
         g: value that all anchors climb to.
         roots: data values that the core is computed from, `g` first.
-        sources: values outside of which only the shape is used.
+        sizes: results of Shape and Size nodes that the site uses, and what they hold. They are inputs of its cut:
+            exporters let one layer read the shapes of another's inner values.
         core: nodes that depend on an anchor, ascending.
         nodes: `core` and all that lies between it and the roots, constants and shape arithmetic too, ascending.
         frontier: values of the core that something outside reads, or that are graph outputs.
@@ -38,7 +41,7 @@ class Candidate:
     name: str
     g: int
     roots: tuple[int, ...]
-    sources: tuple[int, ...]
+    sizes: tuple[tuple[int, tuple[Dim, ...]], ...]
     core: tuple[int, ...]
     nodes: tuple[int, ...]
     frontier: tuple[int, ...]
@@ -50,14 +53,18 @@ class Finder:
     def __init__(self, graph: Graph, kinds: bytearray, shapes: Shapes, pattern: Pattern) -> None:
         self._graph = graph
         self._kinds = kinds
+        self._shapes = shapes
         self._pattern = pattern
         self._climber = Climber(graph, kinds, shapes, pattern.fence)
 
-    def find(self) -> tuple[Candidate, ...]:
-        """Candidates in the order of their first anchor."""
+    def find(self) -> Iterator[Candidate]:
+        """Candidates in the order of their first anchor.
+
+        They come one by one, so that what a proof tells of a site's outputs (their shapes) is known for the next one.
+        """
         anchors = self._anchors()
         if not anchors:
-            return ()
+            return
         sites: dict[int, int] = {}
         for g in anchors.values():
             sites.setdefault(g, len(sites))
@@ -66,8 +73,15 @@ class Finder:
         for node, colour in enumerate(colours):
             if colour >= 0:
                 cores[colour].append(node)
-        found = [self._candidate(g, core) for g, core in zip(sites, cores, strict=True)]
-        return _name(self._graph, [candidate for candidate in found if candidate is not None])
+        likely = [(g, core) for g, core in zip(sites, cores, strict=True) if self._contracts(core)]
+        names = _names(self._graph, [core for _, core in likely])
+        for name, (g, core) in zip(names, likely, strict=True):
+            candidate = self._candidate(name, g, core)
+            if candidate is not None:
+                yield candidate
+
+    def _contracts(self, core: list[int]) -> bool:
+        return any(self._graph.op[node] in self._pattern.contractions for node in core)
 
     def anchors_seen(self) -> int:
         """How many operators were looked at as a possible start of the rule."""
@@ -122,11 +136,9 @@ class Finder:
                 value_colours[value] = colour
         return colours
 
-    def _candidate(self, g: int, core: list[int]) -> Candidate | None:
+    def _candidate(self, name: str, g: int, core: list[int]) -> Candidate | None:
         graph, kinds = self._graph, self._kinds
         inside = {value for node in core for value in graph.node_outputs[node]}
-        if not any(graph.op[node] in self._pattern.contractions for node in core):
-            return None
         entries = {
             value
             for node in core
@@ -138,58 +150,44 @@ class Finder:
             return None
         members = set(core)
         frontier = [value for value in sorted(inside) if self._read_outside(value, members)]
-        sources, nodes = self._close(roots, frontier, inside)
-        return Candidate("", g, tuple(roots), sources, tuple(core), nodes, tuple(frontier))
+        sizes = self._sizes(roots, frontier)
+        nodes, _ = backward_slice(graph, {*roots, *sizes}, frontier)
+        return Candidate(name, g, tuple(roots), tuple(sizes.items()), tuple(core), tuple(nodes), tuple(frontier))
 
     def _read_outside(self, value: int, members: set[int]) -> bool:
         graph, kinds = self._graph, self._kinds
-        if value in self._outputs:
+        if value in graph.outputs:
             return True
         return any(
             node not in members and kinds[graph.node_outputs[node][0]] == Kind.DATA for node in graph.consumers[value]
         )
 
-    @property
-    def _outputs(self) -> frozenset[int]:
-        return frozenset(self._graph.outputs)
-
-    def _close(self, roots: list[int], frontier: list[int], inside: set[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sources of shapes outside the site, and all nodes between the roots, these sources and the frontier."""
+    def _sizes(self, roots: list[int], frontier: list[int]) -> dict[int, tuple[Dim, ...]]:
+        """The shapes of data that are read between roots and frontier, as far as they are known."""
         graph, kinds = self._graph, self._kinds
-        reached = set(roots)
+        sizes: dict[int, tuple[Dim, ...]] = {}
         nodes, _ = backward_slice(graph, roots, frontier)
         for node in nodes:
-            data = [value for value in graph.node_inputs[node] if kinds[value] == Kind.DATA]
-            if any(value in reached for value in data):
-                reached.update(graph.node_outputs[node])
-        sources: set[int] = set()
-        for node in nodes:
-            if graph.op[node] not in ("Shape", "Size"):
+            if graph.op[node] != "Shape" or kinds[graph.node_inputs[node][0]] != Kind.DATA:
                 continue
-            value = graph.node_inputs[node][0]
-            if value not in reached and value not in inside and kinds[value] == Kind.DATA:
-                sources.add(value)
-        nodes, _ = backward_slice(graph, {*roots, *sources}, frontier)
-        return tuple(sorted(sources)), tuple(nodes)
+            result = graph.node_outputs[node][0]
+            contents = self._shapes.contents(result)
+            if contents is not None and all(dim is not None for dim in contents.ravel().tolist()):
+                sizes[result] = tuple(contents.ravel().tolist())
+        return sizes
 
 
-def _name(graph: Graph, found: list[Candidate]) -> tuple[Candidate, ...]:
-    scopes = [_scope(graph, candidate) for candidate in found]
-    unique = len(set(scopes)) == len(scopes) and all(scopes)
-    named: list[Candidate] = []
-    for index, (candidate, scope) in enumerate(zip(found, scopes, strict=True)):
-        name = scope if unique else f"site.{index}"
-        named.append(
-            Candidate(
-                name, candidate.g, candidate.roots, candidate.sources, candidate.core, candidate.nodes, candidate.frontier
-            )
-        )
-    return tuple(named)
+def _names(graph: Graph, cores: Sequence[list[int]]) -> list[str]:
+    """Names from the exporter's scopes where each site has its own, else ``site.N``."""
+    scopes = [_scope(graph, core[0]) for core in cores]
+    if all(scopes) and len(set(scopes)) == len(scopes):
+        return scopes
+    return [f"site.{index}" for index in range(len(cores))]
 
 
-def _scope(graph: Graph, candidate: Candidate) -> str:
-    """The layer that the exporter's names or metadata put the core's first node in, or ""."""
-    node = graph.node(candidate.core[0])
+def _scope(graph: Graph, first: int) -> str:
+    """The layer that the exporter's names or metadata put a core's first node in, or ""."""
+    node = graph.node(first)
     texts = [node.name, *node.output, *(prop.value for prop in node.metadata_props if "scope" in prop.key or "namespace" in prop.key)]
     for text in texts:
         found = _SCOPE.search(text)

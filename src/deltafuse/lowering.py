@@ -25,8 +25,16 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from deltafuse.errors import UserError
+from deltafuse.reasons import TEXTS, Reason
+
+TEXTS["custom-malformed"] = "the Custom node {node} is not as its kernel needs it: {fault}; fuse the model again"
+
 CHUNK = "ChunkGatedDeltaRule"
 RECURRENT = "RecurrentGatedDeltaRule"
+
+_COMMON = ("query", "key", "value", "beta", "actual_seq_lengths")
+_REQUIRED = {CHUNK: (*_COMMON, "initial_state"), RECURRENT: (*_COMMON, "state", "ssm_state_indices")}
 
 _BOOL, _INT64 = TensorProto.BOOL, TensorProto.INT64
 _HALF, _SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
@@ -58,15 +66,27 @@ def fused_type(node: NodeProto) -> str:
     return kinds[0] if kinds and kinds[0] in (CHUNK, RECURRENT) else ""
 
 
-def read_call(node: NodeProto) -> Call:
-    """Reads a fused node: which value feeds which port is told by ``input_index``."""
+def read_call(node: NodeProto) -> Call | Reason:
+    """Reads a fused node: which value feeds which port is told by ``input_index``.
+
+    Returns:
+        ``custom-malformed`` where the attributes do not fit the inputs, or a port that the kernel needs is not fed.
+    """
     attributes = {attribute.name: attribute for attribute in node.attribute}
-    names = [name.decode() for name in attributes["input_names"].strings]
+    names = [name.decode() for name in attributes["input_names"].strings] if "input_names" in attributes else []
     index = list(attributes["input_index"].ints) if "input_index" in attributes else list(range(len(node.input)))
+    if len(index) != len(node.input) or not all(0 <= port < len(names) for port in index):
+        return Reason(
+            "custom-malformed", {"node": node.name, "fault": "input_index does not fit inputs and input_names"}
+        )
     ports = {names[port]: value for port, value in zip(index, node.input, strict=True) if value}
+    op = fused_type(node)
+    missing = [name for name in _REQUIRED[op] if name not in ports]
+    if missing:
+        return Reason("custom-malformed", {"node": node.name, "fault": f"no input for {', '.join(missing)}"})
     outputs = [*node.output, "", ""]
     scale = attributes["scale_value"].f if "scale_value" in attributes else 1.0
-    return Call(fused_type(node), ports, outputs[0], outputs[1], scale)
+    return Call(op, ports, outputs[0], outputs[1], scale)
 
 
 def lower_nodes(nodes: Iterable[NodeProto], scales: Mapping[str, float] | None = None) -> list[NodeProto]:
@@ -75,6 +95,9 @@ def lower_nodes(nodes: Iterable[NodeProto], scales: Mapping[str, float] | None =
     Args:
         nodes: nodes of one graph, e.g. those of a plan.
         scales: node name -> scale to use in place of ``scale_value``, whose float32 hides the exact one.
+
+    Raises:
+        UserError: a fused node is not as the kernel's contract says.
     """
     lowered: list[NodeProto] = []
     for node in nodes:
@@ -125,6 +148,8 @@ class _Writer:
 
 def _lower(node: NodeProto, scale: float | None) -> list[NodeProto]:
     call = read_call(node)
+    if isinstance(call, Reason):
+        raise UserError(call.code, call.text)
     writer = _Writer(f"{node.name or node.output[0]}/lowered")
     ports = {name: _operand(writer, name, value) for name, value in call.ports.items()}
     state = ports["state" if call.op == RECURRENT else "initial_state"]

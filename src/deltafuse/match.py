@@ -127,6 +127,15 @@ class Match:
     proof: Proof
     notes: tuple[str, ...] = ()
 
+    def operands(self) -> tuple[Role, ...]:
+        """The roles that are read, without a missing state."""
+        roles = (self.query, self.key, self.value, self.g, self.beta, self.state)
+        return tuple(role for role in roles if role is not None)
+
+    def results(self) -> tuple[Role, ...]:
+        """The roles that are written, without a missing final state."""
+        return (self.out,) if self.final_state is None else (self.out, self.final_state)
+
 
 @dataclass(frozen=True)
 class NoMatch:

@@ -11,11 +11,11 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import zstandard
 
-from deltafuse.edits import Edit, Writer
+from deltafuse.edits import Edit, Kind, Writer
 from deltafuse.errors import UserError
 
 __all__ = [
@@ -36,7 +36,8 @@ __all__ = [
 FORMAT = 1
 #: bytes that a record may have once decompressed (the nodes of 24 layers at Qwen3.5-4B size have 26 MB)
 LIMIT = 512 << 20
-_LEVEL = 9
+_LEVEL = 3
+_KINDS = get_args(Kind)
 _CHUNK = 8 << 20
 
 
@@ -50,7 +51,8 @@ class Entry:
         size: bytes that the fused file has there.
         site: "" for what no single site asked for.
         kind: see `deltafuse.edits.Kind`.
-        anchor: first output of the next node that stayed, "" at the end (removed nodes only).
+        before: first output of the next node that stayed (removed nodes only).
+        after: first output of the last node that stayed, where none comes after the removed ones.
     """
 
     start: int
@@ -58,7 +60,8 @@ class Entry:
     size: int
     site: str
     kind: str
-    anchor: str = ""
+    before: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def encode(record: Record) -> bytes:
         "original_bytes": record.original_bytes,
         "fused_sha256": record.fused_sha256,
         "sites": record.sites,
-        "entries": [[e.start, len(e.removed), e.size, e.site, e.kind, e.anchor] for e in record.entries],
+        "entries": [[e.start, len(e.removed), e.size, e.site, e.kind, e.before, e.after] for e in record.entries],
         "digests": [list(asdict(digest).values()) for digest in record.digests],
         "external": record.external,
     }
@@ -156,7 +159,7 @@ def decode(raw: bytes) -> Record:
         AttributeError,
         RecursionError,
     ) as error:
-        raise _damaged(error) from None
+        raise damaged(error) from None
     return record
 
 
@@ -178,11 +181,11 @@ def from_text(text: str) -> bytes:
             f"the rollback record has format {version[:9]}, this deltafuse reads up to {FORMAT}: update deltafuse",
         )
     if version != str(FORMAT):
-        raise _damaged(f"format {version[:9]!r}")
+        raise damaged(f"format {version[:9]!r}")
     try:
         return base64.b64decode(body, validate=True)
     except ValueError as error:
-        raise _damaged(error) from None
+        raise damaged(error) from None
 
 
 def undo_edits(
@@ -197,7 +200,7 @@ def undo_edits(
     for entry in record.entries:
         start = entry.start + shift
         if not position <= start <= start + entry.size <= len(body):
-            raise _damaged(f"an edit at {entry.start} does not fit")
+            raise damaged(f"an edit at {entry.start} does not fit")
         _copy(body, position, start, out, progress)
         out.write(entry.removed)
         position = start + entry.size
@@ -211,7 +214,7 @@ def edits_of(record: Record, body: memoryview) -> Iterator[Edit]:
     for entry in record.entries:
         start = entry.start + shift
         new = bytes(body[start : start + entry.size])
-        yield Edit(entry.start, entry.start + len(entry.removed), new, entry.site, cast("Any", entry.kind))
+        yield Edit(entry.start, entry.start + len(entry.removed), new, entry.site, cast("Kind", entry.kind))
         shift += entry.size - len(entry.removed)
 
 
@@ -232,9 +235,12 @@ def _decompress(raw: bytes) -> bytes:
 
 def _entries(rows: list[list[object]], blob: memoryview) -> Iterator[Entry]:
     at = 0
-    for start, removed, size, site, kind, anchor in rows:
+    for start, removed, size, *texts in rows:
+        site, kind, before, after = map(_text, texts)
+        if kind not in _KINDS:
+            raise ValueError(f"an edit of the kind {kind!r}")
         stop = at + _number(removed)
-        yield Entry(_number(start), bytes(blob[at:stop]), _number(size), _text(site), _text(kind), _text(anchor))
+        yield Entry(_number(start), bytes(blob[at:stop]), _number(size), site, kind, before, after)
         at = stop
     if at != len(blob):
         raise ValueError(f"{len(blob)} removed bytes where {at} are listed")
@@ -252,7 +258,8 @@ def _text(value: object) -> str:
     return value
 
 
-def _damaged(error: object) -> UserError:
+def damaged(error: object) -> UserError:
+    """The error to raise where a record is not what it should be."""
     return UserError(
         "record-damaged",
         f"the rollback record is damaged ({error}): take the original file, or give an undamaged record with --sidecar",

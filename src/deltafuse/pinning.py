@@ -15,24 +15,26 @@ import onnx
 from deltafuse.dims import Dim, Expr, substitute, symbol_name, symbols
 from deltafuse.graph import Graph
 from deltafuse.match import Pinned
-from deltafuse.reasons import Reason
+from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shape_extents import index_extents
 from deltafuse.shapes import Shapes
 
-#: Texts of this module's reasons, to be shown by `deltafuse.reasons`.
-PINNING_TEXTS: dict[str, str] = {
-    "pin-static": "axis {axis} of {value!r} must be {size} but is the fixed size {found}: export the model with {size}, "
-    "or with a dynamic axis there",
-    "pin-disagree": "the axis {symbol!r} must be {size} and {other} at once ({value!r}): fuse fewer sites with --sites",
-    "pin-bound": "the axis {symbol!r} must be {size} but node {node!r} ({op}) needs it to be {found}: "
-    "export the model again with {size}",
-    "pin-expression": "axis {axis} of {value!r} has the size {found}, which being {size} fixes no single axis: "
-    "give --pin SYMBOL=N for its symbols",
-    "pin-unknown-symbol": "--pin {symbol}: no input, output or value_info has such a dim; the model's are: {known}",
-    "pin-shape-unknown": "the rank of {value!r} is not known, so its axis {axis} cannot be made {size}: "
-    "run onnx shape inference on the model first",
-    "pin-contradiction": "with {pins} node {node!r} ({op}) gets sizes {left} and {right}, which do not go together",
-}
+TEXTS.update(
+    {
+        "pin-static": "axis {axis} of {value!r} must be {size} but is the fixed size {found}: "
+        "export the model with {size}, or with a dynamic axis there",
+        "pin-disagree": "the axis {symbol!r} must be {size} and {other} at once ({value!r}): "
+        "fuse fewer sites with --sites",
+        "pin-bound": "the axis {symbol!r} must be {size} but node {node!r} ({op}) needs it to be {found}: "
+        "export the model again with {size}",
+        "pin-expression": "axis {axis} of {value!r} has the size {found}, which being {size} fixes no single axis: "
+        "give --pin SYMBOL=N for its symbols",
+        "pin-unknown-symbol": "--pin {symbol}: no input, output or value_info has such a dim; the model's are: {known}",
+        "pin-shape-unknown": "the rank of {value!r} is not known, so its axis {axis} cannot be made {size}: "
+        "run onnx shape inference on the model first",
+        "pin-contradiction": "with {pins} node {node!r} ({op}) gets sizes {left} and {right}, which do not go together",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def pin(
 
     Returns:
         The plan (empty where every axis has its size already), or the reason why the sizes cannot hold:
-        a key of `PINNING_TEXTS`.
+        ``pin-static``, ``pin-disagree``, ``pin-bound``, ``pin-expression``, ``pin-unknown-symbol``,
+        ``pin-shape-unknown`` or ``pin-contradiction``.
     """
     live = [node for node in range(len(graph.op)) if node not in dead]
     before = shapes.again({})
@@ -235,6 +238,8 @@ class _Declarations:
             pinned += self._report(value, info, changes) if value in ends else []
             retyped.append((value, _retype(info, changes)))
         names = _declared_symbols(self.before)
+        order = {graph.name(value): i for i, value in enumerate((*graph.inputs, *graph.outputs))}
+        pinned.sort(key=lambda axis: order[axis.value])
         return PinPlan(tuple(retyped), tuple(pinned), {n: size for n, size in self.sizes.items() if n in names})
 
     def _vanishes(self, value: int, dead: Collection[int]) -> bool:

@@ -37,6 +37,7 @@ class _Found:
     """What is known of a model before anything is changed."""
 
     model: Model
+    kinds: bytearray
     shapes: Shapes
     sites: tuple[Site, ...]
     trials: Mapping[bytes, Trial]
@@ -114,29 +115,13 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
     trials: dict[bytes, Trial] = {}
     anchors = 0
     for rule in rules:
-        with clock.stage("finding"):
+        with clock.stage("finding and proving"):
             finder = Finder(model.graph, kinds, shapes, rule)
-            candidates = finder.find()
             anchors += finder.anchors_seen()
-        with clock.stage("proving"):
-            done = _Counter(clock.progress, len(candidates))
-            more, proven = prove_sites(model, kinds, shapes, rule, worker, candidates, done)
+            more, proven = prove_sites(model, kinds, shapes, rule, worker, finder.find(), clock.progress.note)
         sites += more
         trials.update(proven)
-    return _Found(model, shapes, tuple(sites), trials, anchors)
-
-
-class _Counter:
-    """Tells the progress which site is being proven."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def __call__(self, name: str) -> None:
-        self._progress.advance(self._done, self._total)
-        self._done += 1
+    return _Found(model, kinds, shapes, tuple(sites), trials, anchors)
 
 
 def _plan(
@@ -261,7 +246,7 @@ def _write(
     if output is None or not plans:
         return report
     with clock.stage("writing"):
-        changes = splice.changes_of(found.model.graph, plans, pins)
+        changes = splice.changes_of(found.model.graph, found.kinds, plans, pins)
         built = edits.build(found.model, changes)
         receipt = record.publish(found.model, built, output, options.record, progress=clock.progress.advance)
     return replace(report, notes=(*report.notes, *receipt.notes))

@@ -232,16 +232,18 @@ def _entries(model: Model, edits: Sequence[Edit]) -> Iterator[Entry]:
             first, stop = bisect_left(starts, edit.start), bisect_left(starts, edit.end)
             stays[first:stop] = bytes(stop - first)
     for edit in edits:
-        anchor = ""
+        before = after = ""
         if edit.kind == "nodes" and edit.end > edit.start:
             following = stays.find(1, bisect_left(starts, edit.end))
-            anchor = _first_output(model, following) if following >= 0 else ""
+            before = _first_output(model, following)
+            after = _first_output(model, stays.rfind(1)) if following < 0 else ""
         removed = bytes(model.data[edit.start : edit.end])
-        yield Entry(edit.start, removed, len(edit.new), edit.site, edit.kind, anchor)
+        yield Entry(edit.start, removed, len(edit.new), edit.site, edit.kind, before, after)
 
 
 def _first_output(model: Model, node: int) -> str:
-    return next((model.graph.name(value) for value in model.graph.node_outputs[node] if value), "")
+    outputs = model.graph.node_outputs[node] if node >= 0 else ()
+    return next((model.graph.name(value) for value in outputs if value), "")
 
 
 def _digests(edit: Edit) -> Iterator[Digest]:
@@ -256,7 +258,7 @@ def _digests(edit: Edit) -> Iterator[Digest]:
 
 
 def _read_sidecar(model: Model, sidecar: Path | None, name: str) -> bytes:
-    if sidecar is None and Path(name).name != name:
+    if sidecar is None and (not name or Path(name).name != name):
         raise UserError("no-record", f"{model.path} names a sidecar outside its folder: give it with --sidecar FILE")
     path = sidecar or model.path.with_name(name)
     try:

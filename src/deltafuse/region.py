@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from deltafuse.classes import Kind
 from deltafuse.finder import Candidate
@@ -91,15 +91,32 @@ def _successors(graph: Graph, kinds: bytearray, value: int, members: set[int], o
     return found
 
 
-def dead_nodes(graph: Graph, nodes: Sequence[int], replaced: Mapping[int, object]) -> tuple[int, ...]:
-    """The nodes of a site that nothing needs once the replaced values come from elsewhere, ascending."""
+def dead_nodes(graph: Graph, replaced: Iterable[int], kept: Iterable[int]) -> tuple[int, ...]:
+    """The nodes that nothing needs once some values come from elsewhere, ascending.
+
+    Args:
+        replaced: values that are computed anew.
+        kept: values that the new nodes read.
+    """
     outputs = frozenset(graph.outputs)
+    free, held = set(replaced), set(kept)
     dead: set[int] = set()
-    for node in reversed(nodes):
-        needed = any(
-            value not in replaced and (value in outputs or any(reader not in dead for reader in graph.consumers[value]))
-            for value in graph.node_outputs[node]
-        )
-        if not needed:
-            dead.add(node)
+    stack = [graph.producer[value] for value in free]
+    while stack:
+        node = stack.pop()
+        if node < 0 or node in dead or not _is_dead(graph, node, dead, free, held, outputs):
+            continue
+        dead.add(node)
+        stack += [graph.producer[value] for value in (*graph.node_inputs[node], *graph.captures.get(node, ()))]
     return tuple(sorted(dead))
+
+
+def _is_dead(
+    graph: Graph, node: int, dead: set[int], free: set[int], held: set[int], outputs: frozenset[int]
+) -> bool:
+    for value in graph.node_outputs[node]:
+        if value in free or value == 0:
+            continue
+        if value in held or value in outputs or any(reader not in dead for reader in graph.consumers[value]):
+            return False
+    return True

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from deltafuse.dims import Dim
@@ -152,9 +152,9 @@ def _name(role: Role | None) -> str | None:
 def _plain(value: Any) -> Any:
     """JSON's own types: tuples become lists, paths text, numbers that JSON does not know text."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in cast("dict[object, object]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_plain(item) for item in cast("Sequence[object]", value)]
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, float) and not abs(value) < float("inf"):

@@ -10,8 +10,9 @@ import onnx
 from deltafuse.edits import Changes, Edit, Insertion, build
 from deltafuse.errors import UserError
 from deltafuse.patch import Record
-from deltafuse.protobuf import fields, write_field
-from deltafuse.record import node_digest, value_digest
+from deltafuse.protobuf import fields
+from deltafuse.record import node_digest
+from deltafuse.restore_types import declared, undeclare, unpin
 from deltafuse.subgraphs import attribute_graphs, free_names
 from deltafuse.wire import Model
 
@@ -46,15 +47,15 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Site:
-    """One site: the fused nodes that stand for it, the original's nodes in runs with what followed each run."""
+    """One site: the fused nodes that stand for it, the original's nodes in runs."""
 
     name: str
     fused: tuple[int, ...]
-    runs: tuple[tuple[str, tuple[_Node, ...]], ...]
+    runs: tuple[tuple[_Node, ...], ...]
 
     @property
     def nodes(self) -> Iterator[_Node]:
-        return (node for _, run in self.runs for node in run)
+        return (node for run in self.runs for node in run)
 
 
 def restore(model: Model, record: Record, sites: Sequence[str]) -> Restoration:
@@ -77,8 +78,9 @@ def restore(model: Model, record: Record, sites: Sequence[str]) -> Restoration:
         raise _nothing_left(model, record, refused)
     last = set(record.sites) <= set(candidates)
     changes = _changes(model, record, candidates)
-    pins, notes = _unpin(model, record) if last else ([], [])
-    return Restoration(build(model, changes, pins), tuple(candidates), tuple(refused.items()), tuple(notes))
+    pins, notes = unpin(model, record) if last else ([], [])
+    extra = [*pins, *undeclare(model, record, candidates.keys(), _written(candidates))]
+    return Restoration(build(model, changes, extra), tuple(candidates), tuple(refused.items()), tuple(notes))
 
 
 def runnable(model: Model) -> bool:
@@ -100,10 +102,6 @@ def _given(model: Model) -> set[int]:
     return {0, *graph.inputs, *graph.initializers, *(d.value for d in model.declarations if d.number == 11)}
 
 
-def _info_name(payload: bytes) -> str:
-    return onnx.ValueInfoProto.FromString(payload).name
-
-
 def _claim(model: Model, record: Record, site: str) -> tuple[int, ...] | str:
     """The nodes that were inserted for a site, or what became of them."""
     graph = model.graph
@@ -111,8 +109,7 @@ def _claim(model: Model, record: Record, site: str) -> tuple[int, ...] | str:
     for digest in record.digests:
         if digest.site != site or digest.number != 1:
             continue
-        value = graph.find(digest.name)
-        node = graph.producer[value] if value is not None else -1
+        node = _writer(model, digest.name)
         if node < 0:
             return f"the node that wrote {digest.name} is no longer there"
         if node_digest(graph.node(node)) != digest.digest:
@@ -121,12 +118,12 @@ def _claim(model: Model, record: Record, site: str) -> tuple[int, ...] | str:
     return tuple(claimed)
 
 
-def _runs(record: Record, site: str) -> Iterator[tuple[str, tuple[_Node, ...]]]:
+def _runs(record: Record, site: str) -> Iterator[tuple[_Node, ...]]:
     for entry in record.entries:
         if entry.site == site and entry.kind == "nodes" and entry.removed:
             raw = entry.removed
             spans = [(begin, stop) for _, _, _, begin, stop, _ in fields(raw, 0, len(raw))]
-            yield entry.anchor, tuple(_node(raw[begin:stop]) for begin, stop in spans)
+            yield tuple(_node(raw[begin:stop]) for begin, stop in spans)
 
 
 def _node(payload: bytes) -> _Node:
@@ -139,11 +136,15 @@ def _node(payload: bytes) -> _Node:
     return _Node(payload, tuple(filter(None, node.output)), tuple(reads))
 
 
+def _written(sites: Mapping[str, _Site]) -> set[str]:
+    return {name for site in sites.values() for node in site.nodes for name in node.outputs}
+
+
 def _conflicts(model: Model, sites: Mapping[str, _Site]) -> Iterator[tuple[str, str]]:
     """Sites that cannot be put back beside what the file is now."""
     graph = model.graph
     fused = {node for site in sites.values() for node in site.fused}
-    written = {name for site in sites.values() for node in site.nodes for name in node.outputs}
+    written = _written(sites)
     there = {value for value, node in enumerate(graph.producer) if node >= 0 and node not in fused} | _given(model)
     outputs = set(graph.outputs)
     for site in sites.values():
@@ -165,7 +166,7 @@ def _changes(model: Model, record: Record, sites: Mapping[str, _Site]) -> Change
     fused = sorted(node for site in sites.values() for node in site.fused)
     places = _places(model, record, sites, set(fused))
     groups, pulled = _arrange(model, places, set(fused))
-    infos = tuple(_declared(model, record, sites))
+    infos = tuple(declared(model, record, sites.keys()))
     inserted = [Insertion("", before, tuple(payloads)) for before, payloads in groups.items()]
     return Changes(
         removed=(("", (*fused, *pulled)),), inserted=(*inserted, Insertion("", len(model.graph.op), (), infos))
@@ -174,21 +175,22 @@ def _changes(model: Model, record: Record, sites: Mapping[str, _Site]) -> Change
 
 def _places(model: Model, record: Record, sites: Mapping[str, _Site], fused: set[int]) -> dict[int, list[_Node]]:
     """Node index -> original nodes to put in front of it, as near to their old place as the file tells."""
-    graph = model.graph
     places: dict[int, list[_Node]] = {}
     runs = {name: iter(site.runs) for name, site in sites.items()}
     for entry in record.entries:
         if entry.site not in runs or entry.kind != "nodes" or not entry.removed:
             continue
-        anchor, nodes = next(runs[entry.site])
-        value = graph.find(anchor) if anchor else None
-        before = graph.producer[value] if value is not None else -1
-        if not anchor:
-            before = len(graph.op)
-        elif before < 0 or before in fused:
-            before = min(sites[entry.site].fused, default=len(graph.op))
+        nodes = next(runs[entry.site])
+        before, after = (_writer(model, name) for name in (entry.before, entry.after))
+        if before < 0 or before in fused:
+            before = after + 1 if after >= 0 and after not in fused else max(fused)
         places.setdefault(before, []).extend(nodes)
     return places
+
+
+def _writer(model: Model, name: str) -> int:
+    value = model.graph.find(name) if name else None
+    return -1 if value is None else model.graph.producer[value]
 
 
 def _arrange(
@@ -254,48 +256,6 @@ def _emit(count: int, needs: Callable[[int], list[int]]) -> Iterator[tuple[int, 
             else:
                 open_[item] = 1
                 stack += reversed(pending)
-
-
-def _declared(model: Model, record: Record, sites: Mapping[str, _Site]) -> Iterator[bytes]:
-    """The value_info that fusing took out or replaced, where nothing else declares the value since."""
-    now = {model.graph.name(d.value) for d in model.declarations}
-    ours = {digest.name: digest.digest for digest in record.digests if digest.number == 13 and digest.site in sites}
-    for entry in record.entries:
-        if entry.site not in sites or entry.kind != "values":
-            continue
-        for _, _, _, begin, stop, _ in fields(entry.removed, 0, len(entry.removed)):
-            payload = entry.removed[begin:stop]
-            name = _info_name(payload)
-            if name not in now or _digest_now(model, name) == ours.get(name):
-                yield payload
-
-
-def _digest_now(model: Model, name: str) -> str:
-    value = model.graph.find(name)
-    info = model.graph.value_info(value) if value is not None else None
-    return "" if info is None else value_digest(info)
-
-
-def _unpin(model: Model, record: Record) -> tuple[list[Edit], list[str]]:
-    """Gives pinned declarations their old dims, but for those that were changed since."""
-    pinned = {(digest.number, digest.name): digest.digest for digest in record.digests if not digest.site}
-    old: dict[tuple[int, str], bytes] = {}
-    for entry in record.entries:
-        if entry.kind == "pins":
-            for number, _, _, begin, stop, _ in fields(entry.removed, 0, len(entry.removed)):
-                old[number, _info_name(entry.removed[begin:stop])] = entry.removed[begin:stop]
-    edits: list[Edit] = []
-    for declaration in model.declarations:
-        key = (declaration.number, model.graph.name(declaration.value))
-        payload = old.pop(key, None)
-        if payload is None:
-            continue
-        _, _, _, begin, stop, _ = next(fields(model.data, declaration.start, declaration.end))
-        if value_digest(onnx.ValueInfoProto.FromString(bytes(model.data[begin:stop]))) == pinned.get(key):
-            edits.append(Edit(declaration.start, declaration.end, write_field(key[0], payload), "", "pins"))
-        else:
-            old[key] = payload
-    return edits, [f"the declaration of {name} was changed since, its dims are left as they are" for _, name in old]
 
 
 def _nothing_left(model: Model, record: Record, refused: Mapping[str, str]) -> UserError:

@@ -9,11 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
 
+from google.protobuf.message import DecodeError
+
 from deltafuse.edits import Edit, append_metadata, apply, with_sizes
 from deltafuse.errors import UserError
 from deltafuse.external import carry, undo
 from deltafuse.files import adopt, atomic, check_output
-from deltafuse.patch import Record, edits_of, encode, to_text, undo_edits
+from deltafuse.patch import Record, damaged, edits_of, encode, to_text, undo_edits
+from deltafuse.protobuf import WireError
 from deltafuse.record import KEY, Found, Hashing, find, pointer_text, publish, sidecar_file, sidecar_path
 from deltafuse.restore import restore, runnable
 from deltafuse.wire import Model, scan
@@ -147,7 +150,11 @@ def _check(record: Record, written: Hashing) -> None:
 def _in_place(
     model: Model, found: Found, sites: Sequence[str], path: Path, output: Path, progress: Progress | None
 ) -> _Step:
-    done = restore(model, found.record, sites)
+    try:
+        done = restore(model, found.record, sites)
+    except (WireError, DecodeError, UnicodeDecodeError) as error:
+        # the model has been scanned, so it is the record's messages that are none
+        raise damaged(error) from None
     left = tuple(site for site in found.record.sites if site not in done.restored)
     # what was in the file before the fuse comes back: the older record
     older = [e.removed for e in found.record.entries if e.kind == "metadata" and e.removed]
@@ -195,7 +202,7 @@ def _some(
     edits = with_sizes(original, kept)
     with atomic(folder / "some.onnx") as file:
         apply(original.data, edits, file)
-    if not runnable(scan(folder / "some.onnx")):
+    if runnable(original) and not runnable(scan(folder / "some.onnx")):
         raise UserError("site-changed", "these sites cannot be restored without the others: restore all of them")
     receipt = publish(original, edits, output, found.mode, progress=progress, allow_outside=allow_outside)
     remaining = tuple(site for site in found.record.sites if site not in sites)

@@ -31,10 +31,47 @@ class Engine(Protocol):
     graph: Graph
     unions: Unions
 
-    def known_shape(self, value: int) -> tuple[Dim, ...] | None: ...
-    def known_contents(self, value: int) -> Contents | None: ...
-    def known_dtype(self, value: int) -> int | None: ...
-    def is_input_dim(self, dim: Expr) -> bool: ...
+    def known_shape(self, value: int) -> tuple[Dim, ...] | None:
+        """The shape, if it was worked out."""
+        ...
+
+    def known_contents(self, value: int) -> Contents | None:
+        """The contents, if they were worked out."""
+        ...
+
+    def known_dtype(self, value: int) -> int | None:
+        """The element type, if it was worked out."""
+        ...
+
+    def shape(self, value: int) -> tuple[Dim, ...] | None:
+        """The shape, worked out if need be."""
+        ...
+
+    def contents(self, value: int) -> Contents | None:
+        """The contents, worked out if need be."""
+        ...
+
+    def dtype(self, value: int) -> int | None:
+        """The element type, worked out if need be."""
+        ...
+
+    def define(
+        self, value: int, shape: PartialShape | None, dtype: int | None, contents: Contents | None = None
+    ) -> None:
+        """States what a value is."""
+        ...
+
+    def body(self, node: int, name: str) -> Engine | None:
+        """An engine for the subgraph in attribute `name`, with what it reads from outside defined."""
+        ...
+
+    def is_known(self, dim: Dim) -> bool:
+        """Whether `dim` rests on numbers and declared symbols alone."""
+        ...
+
+    def is_input_dim(self, dim: Expr) -> bool:
+        """Whether `dim` rests on sizes of graph inputs alone."""
+        ...
 
 
 class Op:
@@ -50,50 +87,58 @@ class Op:
 
     @property
     def domain(self) -> str:
+        """The domain, empty for ai.onnx."""
         return self.engine.graph.domain[self.index]
 
     @property
     def type(self) -> str:
+        """The op_type."""
         return self.engine.graph.op[self.index]
 
     def has(self, i: int) -> bool:
+        """Whether there is an input `i`."""
         return i < len(self.inputs) and self.inputs[i] != 0
 
     def shape(self, i: int) -> tuple[Dim, ...] | None:
+        """The shape of input `i`."""
         return self.engine.known_shape(self.inputs[i]) if self.has(i) else None
 
     def contents(self, i: int) -> Contents | None:
+        """The contents of input `i`."""
         return self.engine.known_contents(self.inputs[i]) if self.has(i) else None
 
     def dtype(self, i: int) -> int | None:
+        """The element type of input `i`."""
         return self.engine.known_dtype(self.inputs[i]) if self.has(i) else None
 
     def sizes(self, i: int) -> list[Dim | None] | None:
         """The contents of input `i` as a flat list of sizes."""
         found = self.contents(i)
-        return None if found is None else [as_dim(item) for item in found.reshape(-1).tolist()]
+        return None if found is None else [as_dim(item) for item in elements(found)]
 
     def ints(self, i: int, name: str) -> list[int] | None:
         """A list of plain ints from input `i`, or from attribute `name` where there is no such input."""
         if not self.has(i):
             return self.attr_ints(name)
         sizes = self.sizes(i)
-        if sizes is None or not all(isinstance(size, int) for size in sizes):
-            return None
-        return cast("list[int]", sizes)
+        return None if sizes is None else plain(sizes)
 
     def attribute(self, name: str) -> onnx.AttributeProto | None:
+        """An attribute, decoded."""
         return self.engine.graph.attributes(self.index).get(name)
 
     def attr_int(self, name: str, default: int) -> int:
+        """An int attribute."""
         attribute = self.attribute(name)
         return default if attribute is None else attribute.i
 
     def attr_ints(self, name: str) -> list[int] | None:
+        """A list of ints, None where there is no such attribute."""
         attribute = self.attribute(name)
         return None if attribute is None else list(attribute.ints)
 
     def attr_text(self, name: str, default: str) -> str:
+        """A string attribute."""
         attribute = self.attribute(name)
         return default if attribute is None else attribute.s.decode(errors="replace")
 
@@ -104,6 +149,7 @@ class Op:
         return axis if 0 <= axis < rank else None
 
     def find(self, dim: Dim) -> Dim:
+        """`dim` in canonical symbols."""
         return self.engine.unions.find(dim)
 
     def same(self, a: Dim | None, b: Dim | None) -> Dim | None:
@@ -169,6 +215,17 @@ ShapeRule: TypeAlias = Rule["PartialShape | Outputs | None"]
 ContentsRule: TypeAlias = Rule["Contents | tuple[Contents | None, ...] | None"]
 #: Yields the element type of output 0 and, as further elements, of the next outputs.
 DtypeRule: TypeAlias = Rule["int | tuple[int | None, ...] | None"]
+
+
+def plain(sizes: Sequence[Dim | None]) -> list[int] | None:
+    """`sizes` if every one is a number, else None."""
+    known = [size for size in sizes if isinstance(size, int)]
+    return known if len(known) == len(sizes) else None
+
+
+def elements(contents: Contents) -> list[object]:
+    """All elements in order."""
+    return cast("list[object]", np.ravel(contents).tolist())
 
 
 def as_dim(item: object) -> Dim | None:

@@ -16,7 +16,14 @@ from deltafuse.shape_op import MAX_ELEMENTS, Contents, ContentsRule, Op
 
 _TYPE = onnx.TensorProto
 _FLOATS = frozenset({_TYPE.FLOAT, _TYPE.FLOAT16, _TYPE.DOUBLE, _TYPE.BFLOAT16})
-_WIDTH = {_TYPE.INT8: 7, _TYPE.INT16: 15, _TYPE.INT32: 31, _TYPE.UINT8: 8, _TYPE.UINT16: 16, _TYPE.UINT32: 32}
+_WIDTH: dict[int, int] = {
+    _TYPE.INT8: 7,
+    _TYPE.INT16: 15,
+    _TYPE.INT32: 31,
+    _TYPE.UINT8: 8,
+    _TYPE.UINT16: 16,
+    _TYPE.UINT32: 32,
+}
 
 
 @dataclass(frozen=True)
@@ -217,6 +224,10 @@ def _where(op: Op) -> Contents | None:
     return box(lifted(condition, a, b)) if size <= MAX_ELEMENTS else None
 
 
+def _not(a: bool) -> bool:
+    return not a
+
+
 def _and(a: bool, b: bool) -> bool:
     return a and b
 
@@ -248,7 +259,7 @@ RULES: dict[str, ContentsRule] = {
     "Mod": ContentsRule(_mod, contents=(0, 1)),
     "Mul": _elementwise(exact(lambda a, b: a * b)),
     "Neg": _elementwise(_negative),
-    "Not": _elementwise(lambda a: not a),
+    "Not": _elementwise(_not),
     "Or": _elementwise(_or),
     "Sign": _elementwise(_sign),
     "Sub": _elementwise(exact(lambda a, b: a - b)),

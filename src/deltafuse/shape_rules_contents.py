@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import cast
@@ -11,10 +12,32 @@ import onnx
 from onnx import numpy_helper
 
 from deltafuse.dims import Dim
-from deltafuse.shape_op import MAX_ELEMENTS, Contents, ContentsRule, Op
+from deltafuse.reasons import Reason
+from deltafuse.shape_op import MAX_ELEMENTS, Contents, ContentsRule, Op, elements
 from deltafuse.shape_rules_arithmetic import FOLDS, box, fold
 from deltafuse.shape_rules_index import shape_window, slice_arguments
 from deltafuse.shape_rules_layout import normalised, product
+from deltafuse.tensors import TensorHead, read_tensor
+from deltafuse.wire import Model
+
+_FLOATS = ("FLOAT16", "FLOAT", "DOUBLE")
+_READABLE = frozenset(
+    getattr(onnx.TensorProto, name)
+    for name in [
+        "BOOL",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "FLOAT16",
+        "FLOAT",
+        "DOUBLE",
+    ]
+)
 
 
 def _vector(items: Sequence[object]) -> Contents:
@@ -48,7 +71,7 @@ def _gather(op: Op) -> Contents | None:
     if data is None or indices is None or shape is None:
         return None
     axis = op.axis("axis", 0, data.ndim)
-    at = np.array(indices, dtype=np.int64).reshape(cast("tuple[int, ...]", shape))
+    at = np.reshape(np.array(indices, dtype=np.int64), cast("tuple[int, ...]", shape))
     return None if axis is None else box(np.take(data, at, axis=axis))
 
 
@@ -92,7 +115,7 @@ def _reshape(op: Op) -> Contents | None:
         return None
     if not op.attr_int("allowzero", 0):
         sizes = [data.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
-    return data.reshape(sizes)
+    return np.reshape(data, sizes)
 
 
 def _squeeze(op: Op) -> Contents | None:
@@ -110,12 +133,12 @@ def _unsqueeze(op: Op) -> Contents | None:
 
 def _transpose(op: Op) -> Contents | None:
     data = op.contents(0)
-    return None if data is None else data.transpose(op.attr_ints("perm"))
+    return None if data is None else np.transpose(data, op.attr_ints("perm"))
 
 
 def _flatten(op: Op) -> Contents | None:
     data, axis = op.contents(0), op.attr_int("axis", 1)
-    return None if data is None else data.reshape(math.prod(data.shape[:axis]), -1)
+    return None if data is None else np.reshape(data, (math.prod(data.shape[:axis]), -1))
 
 
 def _expand(op: Op) -> Contents | None:
@@ -137,7 +160,7 @@ def _constant_of_shape(op: Op) -> Contents | None:
     sizes, value = _plain(op, 0), op.attribute("value")
     if sizes is None or math.prod(sizes) > MAX_ELEMENTS:
         return None
-    item = 0.0 if value is None else cast("object", numpy_helper.to_array(value.t).reshape(-1).tolist()[0])
+    item = 0.0 if value is None else cast("object", np.ravel(numpy_helper.to_array(value.t)).tolist()[0])
     return np.full(sizes, item, dtype=object)
 
 
@@ -160,19 +183,20 @@ def _reduce(op: Op) -> Contents | None:
     if gone is None:
         return None
     kept = [axis for axis in range(data.ndim) if axis not in gone]
-    rows = data.transpose([*kept, *gone]).reshape(math.prod(data.shape[axis] for axis in kept), -1)
-    result = _vector([fold(op.type, row) for row in rows.tolist()])
+    count = math.prod(data.shape[axis] for axis in kept)
+    rows = np.reshape(np.transpose(data, [*kept, *gone]), (count, -1))
+    result = _vector([fold(op.type, elements(rows[i])) for i in range(count)])
     full = [1 if axis in gone else size for axis, size in enumerate(data.shape)]
-    return result.reshape(full if op.attr_int("keepdims", 1) else [data.shape[axis] for axis in kept])
+    return np.reshape(result, full if op.attr_int("keepdims", 1) else [data.shape[axis] for axis in kept])
 
 
 def _scatter_nd(op: Op) -> Contents | None:
     data, indices, updates = op.contents(0), op.contents(1), op.contents(2)
     if data is None or indices is None or updates is None or op.attr_text("reduction", "none") != "none":
         return None
-    result = data.copy()
-    for at in np.ndindex(indices.shape[:-1]):
-        result[tuple(indices[at].tolist())] = updates[at]
+    result = np.array(data)
+    for at in itertools.product(*map(range, indices.shape[:-1])):
+        result[tuple(cast("list[int]", elements(indices[at])))] = updates[at]
     return result
 
 
@@ -180,10 +204,10 @@ def _scatter_elements(op: Op) -> Contents | None:
     data, indices, updates = op.contents(0), op.contents(1), op.contents(2)
     if data is None or indices is None or updates is None or op.attr_text("reduction", "none") != "none":
         return None
-    result, axis = data.copy(), op.attr_int("axis", 0)
-    for at in np.ndindex(indices.shape):
+    result, axis = np.array(data), op.attr_int("axis", 0)
+    for at in itertools.product(*map(range, indices.shape)):
         where = list(at)
-        where[axis] = indices[at]
+        where[axis] = cast("int", indices[at])
         result[tuple(where)] = updates[at]
     return result
 
@@ -192,14 +216,12 @@ def _one_hot(op: Op) -> Contents | None:
     indices, depth, values = op.contents(0), _plain(op, 1), op.contents(2)
     if indices is None or depth is None or values is None or depth[0] * indices.size > MAX_ELEMENTS:
         return None
-    count = depth[0]
-    off, on = values.tolist()
+    (off, on), known, count = elements(values), op.ints(0, ""), depth[0]
     axis = op.axis("axis", -1, indices.ndim + 1)
-    if axis is None or any(not isinstance(item, int) for item in indices.reshape(-1).tolist()):
+    if axis is None or known is None:
         return None
-    rows = [[on if item % count == i else off for i in range(count)] for item in indices.reshape(-1).tolist()]
-    grid = np.array(rows, dtype=object).reshape(*indices.shape, count)
-    return np.moveaxis(grid, -1, axis)
+    grid = _vector([on if item % count == i else off for item in known for i in range(count)])
+    return np.moveaxis(np.reshape(grid, (*indices.shape, count)), -1, axis)
 
 
 def _split(op: Op) -> tuple[Contents, ...] | None:
@@ -212,15 +234,12 @@ def _split(op: Op) -> tuple[Contents, ...] | None:
     return tuple(np.split(data, stops, axis=axis))
 
 
-def literal(attribute: onnx.AttributeProto) -> Contents | None:
-    """What a Constant's value_int, value_ints, value_float or value_floats holds."""
-    if attribute.type == onnx.AttributeProto.INTS:
-        return _vector(list(attribute.ints))
-    if attribute.type == onnx.AttributeProto.FLOATS:
-        return _vector(list(attribute.floats))
-    if attribute.type == onnx.AttributeProto.INT:
-        return box(attribute.i)
-    return box(attribute.f) if attribute.type == onnx.AttributeProto.FLOAT else None
+def read_small(model: Model, head: TensorHead) -> Contents | None:
+    """A constant of the file, None where it is large, no number, or not to be had."""
+    if head.dtype not in _READABLE or math.prod(head.dims) > MAX_ELEMENTS:
+        return None
+    array = read_tensor(model, head)
+    return None if isinstance(array, Reason) else cast("Contents", array.astype(object))
 
 
 RULES: dict[str, ContentsRule] = {

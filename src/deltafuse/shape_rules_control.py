@@ -1,13 +1,16 @@
-"""Shape and dtype rules of If, Loop and Scan, from what their bodies declare."""
+"""Shape and dtype rules of If, Loop and Scan, from the data flow of their bodies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 
 from deltafuse.dims import Dim, parse
-from deltafuse.shape_op import DtypeRule, Op, Outputs, PartialShape, ShapeRule
+from deltafuse.graph import Graph
+from deltafuse.protobuf import fields
+from deltafuse.shape_op import DtypeRule, Engine, Op, Outputs, PartialShape, ShapeRule, elements
 
 
 def declared_shape(value: onnx.ValueInfoProto) -> list[Dim | None] | None:
@@ -33,53 +36,137 @@ def declared_dtype(value: onnx.ValueInfoProto) -> int | None:
     return value.type.tensor_type.elem_type or None
 
 
-def _bodies(op: Op) -> list[Sequence[onnx.ValueInfoProto]]:
-    names = ("then_branch", "else_branch") if op.type == "If" else ("body",)
-    found = [op.attribute(name) for name in names]
-    return [list(attribute.g.output) for attribute in found if attribute is not None]
+def attribute_span(graph: Graph, node: int, name: str) -> tuple[int, int] | None:
+    """The byte range of a node's attribute, found without decoding any."""
+    for start, end in graph.attribute_spans[node]:
+        names = [
+            bytes(graph.data[begin:stop])
+            for number, *_, begin, stop, _ in fields(graph.data, start, end)
+            if number == 1
+        ]
+        if names[-1:] == [name.encode()]:
+            return start, end
+    return None
 
 
-def _body_shape(op: Op, value: onnx.ValueInfoProto) -> list[Dim | None] | None:
-    """What a body declares; names that no graph input has mean nothing outside the body."""
-    shape = declared_shape(value)
-    if shape is None:
-        return None
-    return [dim if dim is None or isinstance(dim, int) or op.engine.is_input_dim(dim) else None for dim in shape]
+def _shape_outside(body: Engine, value: int) -> PartialShape | None:
+    """The shape of a body's output; what only the body knows means nothing outside."""
+    shape = body.shape(value)
+    return None if shape is None else [dim if body.is_known(dim) and _is_shared(body, dim) else None for dim in shape]
+
+
+def _is_shared(body: Engine, dim: Dim) -> bool:
+    return isinstance(dim, int) or body.is_input_dim(dim)
+
+
+def _branches(op: Op) -> list[Engine]:
+    """The branches that an If may take: one where its condition is known."""
+    condition = op.contents(0)
+    known = None if condition is None else elements(condition)[0]
+    names = ["then_branch", "else_branch"] if known is None else ["then_branch" if known else "else_branch"]
+    found = [op.engine.body(op.index, name) for name in names]
+    return [body for body in found if body is not None]
 
 
 def _if(op: Op) -> Outputs | None:
-    bodies = _bodies(op)
-    if len(bodies) != 2:
-        return None
-    return Outputs([_agreed(_body_shape(op, a), _body_shape(op, b)) for a, b in zip(*bodies, strict=False)])
+    found = [[_shape_outside(body, value) for value in body.graph.outputs] for body in _branches(op)]
+    return Outputs([_agreed(shapes) for shapes in zip(*found, strict=False)]) if found else None
 
 
-def _agreed(a: PartialShape | None, b: PartialShape | None) -> PartialShape | None:
-    if a is None or b is None or len(a) != len(b):
+def _if_dtypes(op: Op) -> tuple[int | None, ...]:
+    found = [[body.dtype(value) for value in body.graph.outputs] for body in _branches(op)]
+    return tuple(types[0] if len(set(types)) == 1 else None for types in zip(*found, strict=False))
+
+
+def _agreed(shapes: Sequence[PartialShape | None]) -> PartialShape | None:
+    """What several shapes have in common."""
+    first, *others = shapes
+    if first is None or any(other is None or len(other) != len(first) for other in others):
         return None
-    return [left if left == right else None for left, right in zip(a, b, strict=True)]
+    known = [shape for shape in shapes if shape is not None]
+    return [dims[0] if all(dim == dims[0] for dim in dims) else None for dims in zip(*known, strict=True)]
+
+
+def _loop_body(op: Op, carried: Sequence[PartialShape | None]) -> Engine | None:
+    body = op.engine.body(op.index, "body")
+    if body is None or len(body.graph.inputs) != len(carried) + 2:
+        return None
+    iteration, condition, *values = body.graph.inputs
+    body.define(iteration, (), onnx.TensorProto.INT64)
+    body.define(condition, (), onnx.TensorProto.BOOL, np.array(True, dtype=object))
+    for i, (value, shape) in enumerate(zip(values, carried, strict=True), 2):
+        body.define(value, shape, op.dtype(i))
+    return body
+
+
+def _loop_fixpoint(op: Op) -> tuple[Engine, Sequence[PartialShape | None]] | None:
+    """The body with carried shapes that an iteration does not change: sizes that it changes are left open."""
+    carried: Sequence[PartialShape | None] = [op.shape(i) for i in range(2, len(op.inputs))]
+    while True:
+        body = _loop_body(op, carried)
+        if body is None:
+            return None
+        after = [_shape_outside(body, value) for value in body.graph.outputs[1 : 1 + len(carried)]]
+        kept = [_agreed(pair) for pair in zip(carried, after, strict=True)]
+        if all(_same(old, new) for old, new in zip(carried, kept, strict=True)):
+            return body, kept
+        carried = kept
+
+
+def _same(a: PartialShape | None, b: PartialShape | None) -> bool:
+    return (None if a is None else list(a)) == (None if b is None else list(b))
 
 
 def _loop(op: Op) -> Outputs | None:
-    bodies = _bodies(op)
-    if not bodies:
+    found = _loop_fixpoint(op)
+    if found is None:
         return None
-    shapes = [_body_shape(op, value) for value in bodies[0][1:]]
-    carried = len(op.inputs) - 2
-    stacked = [None if shape is None else [None, *shape] for shape in shapes[carried:]]
-    return Outputs([*shapes[:carried], *stacked])
+    body, carried = found
+    stacked = [_shape_outside(body, value) for value in body.graph.outputs[1 + len(carried) :]]
+    count = _trip_count(op, body)
+    return Outputs([*carried, *(None if shape is None else [count, *shape] for shape in stacked)])
+
+
+def _trip_count(op: Op, body: Engine) -> Dim | None:
+    """How often a Loop runs, where its condition stays true."""
+    limit, goes_on = op.sizes(0), body.contents(body.graph.outputs[0])
+    first = op.contents(1) if op.has(1) else np.array(True, dtype=object)
+    if not limit or goes_on is None or first is None:
+        return None
+    return limit[0] if elements(goes_on) == elements(first) == [True] else None
+
+
+def _loop_dtypes(op: Op) -> tuple[int | None, ...]:
+    carried = [op.shape(i) for i in range(2, len(op.inputs))]
+    body = _loop_body(op, carried)
+    return () if body is None else tuple(body.dtype(value) for value in body.graph.outputs[1:])
+
+
+def _scan_body(op: Op) -> tuple[Engine, Dim] | None:
+    body, count = op.engine.body(op.index, "body"), op.attr_int("num_scan_inputs", 0)
+    states = len(op.inputs) - count
+    axes = op.attr_ints("scan_input_axes") or [0] * count
+    if body is None or len(body.graph.inputs) != len(op.inputs):
+        return None
+    length: Dim | None = None
+    for i, value in enumerate(body.graph.inputs):
+        shape = op.shape(i)
+        if shape is not None and i >= states:
+            at = axes[i - states] % len(shape)
+            length, shape = shape[at], (*shape[:at], *shape[at + 1 :])
+        body.define(value, shape, op.dtype(i))
+    return None if length is None else (body, length)
 
 
 def _scan(op: Op) -> Outputs | None:
-    bodies, scans = _bodies(op), op.attr_int("num_scan_inputs", 0)
-    states = len(op.inputs) - scans
-    first = op.shape(states)
-    if not bodies or first is None:
+    found = _scan_body(op)
+    if found is None:
         return None
-    inner = [_body_shape(op, value) for value in bodies[0]]
-    length = first[(op.attr_ints("scan_input_axes") or [0])[0]]
-    axes = op.attr_ints("scan_output_axes") or [0] * (len(inner) - states)
-    stacked = [_stack(shape, axis, length) for shape, axis in zip(inner[states:], axes, strict=True)]
+    body, length = found
+    states = len(op.inputs) - op.attr_int("num_scan_inputs", 0)
+    inner = [_shape_outside(body, value) for value in body.graph.outputs[states:]]
+    axes = op.attr_ints("scan_output_axes") or [0] * len(inner)
+    stacked = [_stack(shape, axis, length) for shape, axis in zip(inner, axes, strict=True)]
     return Outputs([*map(op.shape, range(states)), *stacked])
 
 
@@ -90,16 +177,19 @@ def _stack(shape: PartialShape | None, axis: int, length: Dim) -> PartialShape |
     return [*shape[:at], length, *shape[at:]]
 
 
-def _body_dtypes(op: Op) -> tuple[int | None, ...]:
-    bodies = _bodies(op)
-    outputs = bodies[0][1:] if bodies and op.type == "Loop" else bodies[0] if bodies else ()
-    return tuple(map(declared_dtype, outputs))
+def _scan_dtypes(op: Op) -> tuple[int | None, ...]:
+    found = _scan_body(op)
+    return () if found is None else tuple(found[0].dtype(value) for value in found[0].graph.outputs)
 
 
 RULES: dict[str, ShapeRule] = {
-    "If": ShapeRule(_if),
-    "Loop": ShapeRule(_loop),
-    "Scan": ShapeRule(_scan, shapes=None),
+    "If": ShapeRule(_if, contents=(0,)),
+    "Loop": ShapeRule(_loop, shapes=None, contents=(0, 1), dtypes=None),
+    "Scan": ShapeRule(_scan, shapes=None, dtypes=None),
 }
 
-DTYPES: dict[str, DtypeRule] = dict.fromkeys(("If", "Loop", "Scan"), DtypeRule(_body_dtypes))
+DTYPES: dict[str, DtypeRule] = {
+    "If": DtypeRule(_if_dtypes, contents=(0,)),
+    "Loop": DtypeRule(_loop_dtypes, shapes=None, dtypes=None),
+    "Scan": DtypeRule(_scan_dtypes, shapes=None, dtypes=None),
+}

@@ -20,8 +20,9 @@ def slice_length(size: Dim, start: Dim | None, end: Dim | None, step: Dim | None
         return len(range(*slice(start, end if step > 0 or end >= -size else None, step).indices(size)))
     if step < 0:
         return size if (start, step) == (-1, -1) and isinstance(end, int) and end < -_FAR else None
-    if bounds(start)[1] < 0 and isinstance(end, int) and end >= _FAR:  # the last n: no difference of two clamps
-        return ceildiv(minimum(size, -start), step)
+    if isinstance(end, int) and end >= _FAR and (bounds(start)[1] < 0 or bounds(start)[0] >= 0):
+        left = minimum(size, -start) if bounds(start)[1] < 0 else maximum(size - start, 0)
+        return ceildiv(left, step)
     first, last = _clamp(size, start), _clamp(size, end)
     return None if first is None or last is None else ceildiv(maximum(last - first, 0), step)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from operator import mul
 from typing import cast
 
+from deltafuse.dim_algebra import cancel, mul
 from deltafuse.dims import Dim, ceildiv
 from deltafuse.shape_op import Op, Outputs, PartialShape, ShapeRule
 
@@ -32,7 +32,8 @@ def target_sizes(op: Op, i: int) -> list[Dim | None] | None:
     shape = op.shape(i)
     if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
         return None
-    return [None] * shape[0]
+    unknown: list[Dim | None] = [None] * shape[0]
+    return unknown
 
 
 def _reshape(op: Op) -> PartialShape | None:
@@ -56,15 +57,10 @@ def _reshape(op: Op) -> PartialShape | None:
 
 
 def _tie(op: Op, before: Sequence[Dim], after: Sequence[Dim]) -> None:
-    """Both have as many elements: what is left when equal sizes are struck out is equal."""
-    left, right = [op.find(dim) for dim in before], [op.find(dim) for dim in after]
-    for dim in list(left):
-        if dim in right:
-            left.remove(dim)
-            right.remove(dim)
-    a, b = reduce(mul, left, 1), reduce(mul, right, 1)
-    if a != 0 and b != 0:
-        op.same(a, b)
+    """Both have as many elements: what is left when common factors are struck out is equal."""
+    a, b = (op.find(reduce(mul, dims, 1)) for dims in (before, after))
+    if a not in (b, 0) and b != 0:
+        op.same(*cancel(a, b))
 
 
 def _transpose(op: Op) -> PartialShape | None:

@@ -49,6 +49,15 @@ class Unions:
     conflicts: list[Conflict] = field(default_factory=list[Conflict])
     _parent: dict[str, str] = field(default_factory=dict[str, str])
 
+    @property
+    def renames(self) -> bool:
+        """Whether any symbol has another as its canonical one."""
+        return bool(self._parent)
+
+    def copy(self, rank: Callable[[str], tuple[int, int]]) -> Unions:
+        """The same classes, to go on from here."""
+        return Unions(rank, _parent=dict(self._parent))
+
     def root(self, name: str) -> str:
         """The canonical symbol of `name`."""
         while name in self._parent:

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-import numpy as np
-import onnx
-
-from deltafuse.dims import Dim, Expr, is_clamped, substitute, symbol, symbols, weight
-from deltafuse.reasons import Reason
+from deltafuse.dims import Dim, Expr, is_clamped, substitute, symbols, weight
+from deltafuse.graph import Graph
+from deltafuse.shape_names import Names
 from deltafuse.shape_op import MAX_ELEMENTS, Contents, Op, Outputs, PartialShape, Rule
 from deltafuse.shape_rules import CONTENTS_RULES, DTYPE_RULES, SHAPE_RULES, rule_key
-from deltafuse.shape_rules_control import declared_dtype, declared_shape
+from deltafuse.shape_rules_arithmetic import apply
+from deltafuse.shape_rules_contents import read_small
+from deltafuse.shape_rules_control import attribute_span, declared_dtype, declared_shape
 from deltafuse.shape_unions import Conflict, Unions
-from deltafuse.tensors import TensorHead, read_tensor
-from deltafuse.wire import Model
+from deltafuse.tensors import TensorHead
+from deltafuse.wire import Model, scan_body
 
 _SHAPE, _CONTENTS, _DTYPE = range(3)
-
-_READABLE = frozenset(
-    getattr(onnx.TensorProto, name)
-    for name in [
-        "BOOL",
-        "INT8",
-        "INT16",
-        "INT32",
-        "INT64",
-        "UINT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-        "FLOAT16",
-        "FLOAT",
-        "DOUBLE",
-    ]
-)
 
 #: Expressions heavier than this become unknown: they grow without end in graphs that loop over sizes.
 _MAX_WEIGHT = 64
@@ -49,29 +31,28 @@ class Shapes:
 
     Attributes:
         unions: which sizes are equal, by every node that was visited so far.
-        origins: symbol -> (value id, axis) for sizes that got a symbol from us.
+        names: which symbols are the file's, and where made up ones come from.
         defined: what `define` was told.
     """
 
-    def __init__(self, model: Model, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(self, model: Model, sizes: Mapping[str, int] | None = None, graph: Graph | None = None) -> None:
         """Starts with nothing known.
 
         Args:
             model: the scanned file.
             sizes: symbol -> number, put in wherever the file declares the symbol.
+            graph: a subgraph of the model instead of its main graph.
         """
-        self.graph = model.graph
-        self.defined: dict[int, tuple[tuple[Dim, ...] | None, int | None]] = {}
+        self.graph = model.graph if graph is None else graph
+        self.defined: dict[int, tuple[tuple[Dim | None, ...] | None, int | None]] = {}
         self._sizes: Mapping[str, int] = {} if sizes is None else sizes
-        self.origins: dict[str, tuple[int, int]] = {}
         self._model = model
         self._shapes: dict[int, tuple[Dim, ...] | None] = {0: None}
         self._contents: dict[int, Contents | None] = {0: None}
         self._dtypes: dict[int, int | None] = {0: None}
         self._memo = (self._shapes, self._contents, self._dtypes)
-        self._ranks: dict[str, tuple[int, int]] = {}
-        self._constants: dict[int, TensorHead | None] = {}
-        self.unions = Unions(self._rank)
+        self.names = Names(self._sizes)
+        self.unions = Unions(self.names.rank)
         for value in self.graph.inputs:
             self._declare_input(value)
 
@@ -90,16 +71,17 @@ class Shapes:
         self._resolve(value, _DTYPE)
         return self._dtypes[value]
 
-    def define(self, value: int, shape: Sequence[Dim] | None, dtype: int | None) -> None:
+    def define(
+        self, value: int, shape: PartialShape | None, dtype: int | None, contents: Contents | None = None
+    ) -> None:
         """States shape and element type of a value: what lies before it is not looked at.
 
         What was worked out already stays as it is, so define values before asking for what depends on them.
         """
-        sizes = None if shape is None else tuple(substitute(dim, self._sizes) for dim in shape)
-        self.defined[value] = (sizes, dtype)
-        self._shapes[value] = sizes
+        self.defined[value] = (None if shape is None else tuple(shape), dtype)
+        self._shapes[value] = None if shape is None else self._named(value, shape, is_input=False)
         self._dtypes[value] = dtype
-        self._contents[value] = None
+        self._contents[value] = contents
 
     def again(self, sizes: Mapping[str, int]) -> Shapes:
         """A new engine over the same file and the same defined values, with numbers for some symbols."""
@@ -107,6 +89,21 @@ class Shapes:
         for value, (shape, dtype) in self.defined.items():
             fresh.define(value, shape, dtype)
         return fresh
+
+    def body(self, node: int, name: str) -> Shapes | None:
+        """An engine for the subgraph in attribute `name` of a node; what it reads from outside is defined already."""
+        span = attribute_span(self.graph, node, name)
+        if span is None:
+            return None
+        inner = Shapes(self._model, self._sizes, scan_body(self._model, span))
+        inner.names = self.names.copy()
+        inner.unions = self.unions.copy(inner.names.rank)
+        for value in range(1, len(inner.graph.value_names)):
+            outer = self.graph.find(inner.graph.name(value))
+            own = value in inner.graph.initializers or value in inner.graph.inputs or inner.graph.producer[value] >= 0
+            if outer is not None and not own:
+                inner.define(value, self.known_shape(outer), self.known_dtype(outer), self.known_contents(outer))
+        return inner
 
     def declared(self, value: int) -> list[Dim | None] | None:
         """The dims that the file states for a value, with the given sizes put in; None where it states no rank."""
@@ -136,11 +133,11 @@ class Shapes:
 
     def is_known(self, dim: Dim) -> bool:
         """Whether `dim` rests on numbers and declared symbols alone."""
-        return isinstance(dim, int) or not any(self._rank(self.unions.root(name))[0] == 3 for name in symbols(dim))
+        return isinstance(dim, int) or not any(self.names.is_made_up(self.unions.root(name)) for name in symbols(dim))
 
     def is_input_dim(self, dim: Expr) -> bool:
         """Whether `dim` rests on sizes of graph inputs alone."""
-        return all(self._rank(self.unions.root(name))[0] < 2 for name in symbols(dim))
+        return all(self.names.is_input(self.unions.root(name)) for name in symbols(dim))
 
     def known_shape(self, value: int) -> tuple[Dim, ...] | None:
         """What is known by now, for rules."""
@@ -149,34 +146,30 @@ class Shapes:
 
     def known_contents(self, value: int) -> Contents | None:
         """What is known by now, for rules."""
-        return self._contents.get(value)
+        contents = self._contents.get(value)
+        if contents is None or not self.unions.renames:
+            return contents
+        return apply(self._find_item, contents)
+
+    def _find_item(self, item: object) -> object:
+        return self.unions.find(item) if isinstance(item, Expr) else item
 
     def known_dtype(self, value: int) -> int | None:
         """What is known by now, for rules."""
         return self._dtypes.get(value)
 
-    def _rank(self, name: str) -> tuple[int, int]:
-        """Names of graph inputs first, unnamed axes of inputs, other declared names, names of our own."""
-        return self._ranks.setdefault(name, (2, len(self._ranks)))
-
     def _declare_input(self, value: int) -> None:
         info, shape = self.graph.value_info(value), self.declared(value)
-        dims = (
-            [] if shape is None else [self._fresh(value, i, 1) if dim is None else dim for i, dim in enumerate(shape)]
-        )
-        for name in sorted(name for dim in dims for name in symbols(dim)):
-            self._ranks.setdefault(name, (0, len(self._ranks)))
-        self._shapes[value] = None if shape is None else tuple(dims)
+        self.names.add_inputs(dim for dim in shape or () if dim is not None)
+        self._shapes[value] = None if shape is None else self._named(value, shape, is_input=True)
         self._dtypes[value] = None if info is None else declared_dtype(info)
         self._contents[value] = None
 
-    def _fresh(self, value: int, axis: int, rank: int = 3) -> Dim:
-        name = f"{self.graph.name(value)}[{axis}]"
-        if name in self._sizes:
-            return self._sizes[name]
-        self._ranks[name] = (rank, len(self._ranks))
-        self.origins[name] = (value, axis)
-        return symbol(name)
+    def _named(self, value: int, shape: PartialShape, *, is_input: bool) -> tuple[Dim, ...]:
+        """`shape` with the given sizes put in, and a made up symbol for each axis that is open."""
+        name = self.graph.name(value)
+        made = [self.names.make(value, i, name, is_input) if dim is None else dim for i, dim in enumerate(shape)]
+        return tuple(substitute(dim, self._sizes) for dim in made)
 
     def _resolve(self, value: int, kind: int) -> None:
         """Settles one question and all that it rests on, with a stack of its own: graphs are deeper than Python's."""
@@ -206,6 +199,8 @@ class Shapes:
             for i in range(len(inputs)) if positions is None else positions:
                 if i < len(inputs):
                     yield inputs[i], wanted
+        for value in self.graph.captures.get(node, ()):
+            yield from ((value, wanted) for wanted in range(3))
 
     def _settle(self, value: int, kind: int) -> None:
         head = self._head(value)
@@ -230,13 +225,7 @@ class Shapes:
         elif kind == _DTYPE:
             self._dtypes[value] = head.dtype
         else:
-            self._contents[value] = self._read(head)
-
-    def _read(self, head: TensorHead) -> Contents | None:
-        if head.dtype not in _READABLE or int(np.prod(head.dims, dtype=np.float64)) > MAX_ELEMENTS:
-            return None
-        array = read_tensor(self._model, head)
-        return None if isinstance(array, Reason) else cast("Contents", array.astype(object))
+            self._contents[value] = read_small(self._model, head)
 
     def _run(self, value: int, kind: int) -> Any:
         node = self.graph.producer[value]
@@ -248,39 +237,29 @@ class Shapes:
         except (ArithmeticError, LookupError, ValueError):  # a graph that onnxruntime would refuse
             return None
 
+    def _outputs(self, value: int, kind: int, found: object) -> list[tuple[int, Any]]:
+        """Pairs results with the node's outputs; those that a caller defined or that are settled stay."""
+        node, memo = self.graph.producer[value], self._memo[kind]
+        outputs = (value,) if node < 0 else self.graph.node_outputs[node]
+        results = list(cast("tuple[object, ...]", found)) if isinstance(found, tuple) else [found]
+        results += [None] * (len(outputs) - len(results))
+        return [(o, r) for o, r in zip(outputs, results, strict=False) if o and (o == value or o not in memo)]
+
     def _settle_shapes(self, value: int) -> None:
         result = cast("PartialShape | Outputs | None", self._run(value, _SHAPE))
-        shapes = result.shapes if isinstance(result, Outputs) else (result,)
-        self._shapes[value] = None
-        for output, shape in self._outputs(value, shapes):
+        found = tuple(result.shapes) if isinstance(result, Outputs) else (result,)
+        for output, shape in self._outputs(value, _SHAPE, found):
             self._shapes[output] = self._finish(output, shape)
 
-    def _outputs(self, value: int, found: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Pairs the results with the node's outputs; those that a caller defined or that are settled stay."""
-        node, kind = self.graph.producer[value], self._memo[_SHAPE]
-        outputs = (value,) if node < 0 else self.graph.node_outputs[node]
-        padded = [*found, *[None] * (len(outputs) - len(found))]
-        return [(o, r) for o, r in zip(outputs, padded, strict=False) if o and (o == value or o not in kind)]
-
     def _settle_contents(self, value: int) -> None:
-        result = self._run(value, _CONTENTS)
-        found = result if isinstance(result, tuple) else (result,)
-        outputs = (value,) if result is None else self.graph.node_outputs[self.graph.producer[value]]
-        self._contents[value] = None
-        for output, contents in zip(outputs, found, strict=False):
+        for output, contents in self._outputs(value, _CONTENTS, self._run(value, _CONTENTS)):
             kept = contents is not None and contents.size <= MAX_ELEMENTS
-            self._contents.setdefault(output, None)
             self._contents[output] = contents if kept else None
 
     def _settle_dtypes(self, value: int) -> None:
-        node, result = self.graph.producer[value], self._run(value, _DTYPE)
-        found = result if isinstance(result, tuple) else (result,)
-        position = 0 if node < 0 else self.graph.node_outputs[node].index(value)
-        dtype = found[position] if position < len(found) else None
-        if dtype is None:
-            info = self.graph.value_info(value)
-            dtype = None if info is None else declared_dtype(info)
-        self._dtypes[value] = dtype
+        for output, dtype in self._outputs(value, _DTYPE, self._run(value, _DTYPE)):
+            info = self.graph.value_info(output) if dtype is None else None
+            self._dtypes[output] = dtype if info is None else declared_dtype(info)
 
     def _is_plain(self, stated: Dim) -> bool:
         return isinstance(stated, int) or (not is_clamped(stated) and self.is_input_dim(stated))
@@ -300,7 +279,7 @@ class Shapes:
     def _choose(self, value: int, axis: int, dim: Dim | None, stated: Dim | None) -> Dim:
         """One size of what a rule yields and what the file says; the rule is right unless it knows nothing."""
         if dim is None or (not isinstance(dim, int) and weight(dim) > _MAX_WEIGHT):
-            return self._fresh(value, axis) if stated is None else stated
+            return self.names.make(value, axis, self.graph.name(value), False) if stated is None else stated
         if stated is None or dim == stated:
             return dim
         node = self.graph.producer[value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from deltafuse import layouts, prover, region
@@ -27,7 +27,7 @@ def prove_sites(
     shapes: Shapes,
     pattern: Pattern,
     worker: Worker,
-    candidates: Sequence[Candidate],
+    candidates: Iterable[Candidate],
     advance: Callable[[str], None],
 ) -> tuple[tuple[Site, ...], dict[bytes, Trial]]:
     """Proves candidates in order; sites whose cuts and cut inputs are equal share one proof.
@@ -62,19 +62,22 @@ def prove_sites(
 def _signature(model: Model, shapes: Shapes, candidate: Candidate) -> tuple[bytes, list[int]]:
     """A hash of a candidate's cut up to names, and its values in the order in which the hash met them."""
     graph = model.graph
-    numbers: dict[int, int] = {0: 0}
+    sizes = dict(candidate.sizes)
+    local: dict[int, int] = {0: 0}
     values = [0]
     parts: list[bytes] = []
 
     def number(value: int) -> int:
-        if value not in numbers:
-            numbers[value] = len(values)
+        if value not in local:
+            local[value] = len(values)
             values.append(value)
-            if value in graph.initializers:
+            if value in sizes:
+                parts.append(str([str(dim) for dim in sizes[value]]).encode())
+            elif value in graph.initializers:
                 parts.append(_content(model, value))
-        return numbers[value]
+        return local[value]
 
-    for value in (*candidate.roots, *candidate.sources):
+    for value in candidate.roots:
         number(value)
         parts.append(f"{shapes.dtype(value)}{[str(dim) for dim in shapes.shape(value) or ()]};".encode())
     for node in candidate.nodes:
@@ -158,7 +161,7 @@ def _match(
         return Role(value, graph.name(value), layouts.public(layout), shape, shapes.dtype(value) or 0)
 
     final = None if proven.final_state is None else result(proven.final_state, proven.final_layout)
-    replaced = {proven.out: None} if proven.final_state is None else {proven.out: None, proven.final_state: None}
+    replaced = [value for value in (proven.out, proven.final_state) if value is not None]
     return Match(
         name=candidate.name,
         rule=pattern.name,
@@ -176,7 +179,7 @@ def _match(
         dims=dims,
         scale=assignment.scale,
         valid_tokens=proven.validity,
-        nodes=region.dead_nodes(graph, candidate.nodes, replaced),
+        nodes=region.dead_nodes(graph, replaced, assignment.values.values()),
         class_key=key,
         proof=Proof(proven.max_error, proven.draws, shared),
     )

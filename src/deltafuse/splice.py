@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from deltafuse import region
+from deltafuse.classes import Kind
 from deltafuse.edits import Changes, Insertion
 from deltafuse.graph import Graph
 from deltafuse.match import Match, Plan
 from deltafuse.pinning import PinPlan
 
 
-def changes_of(graph: Graph, plans: Sequence[Plan], pins: PinPlan | None) -> Changes:
+def changes_of(graph: Graph, kinds: bytearray, plans: Sequence[Plan], pins: PinPlan | None) -> Changes:
     """What is to be changed in the file to fuse the planned sites and pin the axes."""
-    removed = tuple((plan.match.name, plan.match.nodes) for plan in plans)
+    removed = _removed(graph, kinds, plans)
     gone = frozenset(node for _, nodes in removed for node in nodes)
     inserted: list[Insertion] = []
     moved: list[tuple[str, int, int]] = []
@@ -23,17 +25,35 @@ def changes_of(graph: Graph, plans: Sequence[Plan], pins: PinPlan | None) -> Cha
     return Changes(removed, tuple(inserted), tuple(moved), () if pins is None else pins.retyped)
 
 
+def _removed(graph: Graph, kinds: bytearray, plans: Sequence[Plan]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The dead nodes by site.
+
+    Some die only because several sites go (one exporter shares shape arithmetic between layers): they count to the
+    first site. Constants that sites share stay, so that one site can be rolled back without the others.
+    """
+    own = {node: plan.match.name for plan in reversed(plans) for node in plan.match.nodes}
+    joint = region.dead_nodes(
+        graph,
+        [role.value for plan in plans for role in plan.match.results()],
+        [role.value for plan in plans for role in plan.match.operands()],
+    )
+    first = plans[0].match.name
+    shared = [n for n in joint if n not in own and kinds[graph.node_outputs[n][0]] != Kind.CONSTANT]
+    by_site: dict[str, list[int]] = {plan.match.name: list(plan.match.nodes) for plan in plans}
+    by_site[first] += shared
+    return tuple((name, tuple(sorted(nodes))) for name, nodes in by_site.items())
+
+
 def _place(graph: Graph, match: Match) -> int:
     """The node in front of which the new ones go: the first one that wrote an output, or the first after all operands."""
-    operands = (match.query, match.key, match.value, match.g, match.beta, match.state)
-    last = max(graph.producer[role.value] for role in operands if role is not None)
-    first = min(graph.producer[role.value] for role in (match.out, match.final_state) if role is not None)
+    last = max(graph.producer[role.value] for role in match.operands())
+    first = min(graph.producer[role.value] for role in match.results())
     return max(first, last + 1)
 
 
 def _early_readers(graph: Graph, match: Match, before: int) -> list[int]:
     """Nodes that read an output of the site, directly or not, and stand in front of where it is now computed."""
-    results = {role.value for role in (match.out, match.final_state) if role is not None}
+    results = {role.value for role in match.results()}
     early: list[int] = []
     for node in range(min(graph.producer[value] for value in results), before):
         if any(value in results for value in (*graph.node_inputs[node], *graph.captures.get(node, ()))):

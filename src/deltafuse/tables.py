@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +13,10 @@ from rich.text import Text
 from deltafuse.match import Dims, FuseReport, Match, Pinned, SiteReport, Validity
 from deltafuse.report import dim
 
+if TYPE_CHECKING:
+    from deltafuse.verify import VerifyReport
+    from deltafuse.verify_trial import SiteVerdict
+
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
 #: Width where the output goes to a file or another program: nothing is wrapped there.
 PIPED_WIDTH = 250
@@ -19,6 +24,9 @@ PIPED_WIDTH = 250
 NARROW = 90
 
 SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "dims", "scale", "l2 norm", "tokens", "error")
+
+#: ``error`` is in double; the last two are what rounding at the target's precision adds.
+VERIFY_COLUMNS = ("site", "verdict", "error", "draws", "tokens", "rounding nrmse", "max abs")
 
 
 def console() -> Console:
@@ -126,6 +134,30 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
 
 def _pinned_row(entry: Pinned) -> tuple[str, ...]:
     return entry.value, str(entry.axis), entry.was, str(entry.now)
+
+
+def print_verify(report: VerifyReport, screen: Console) -> None:
+    """The report of ``fuse verify``."""
+    if report.sites:
+        screen.print(table(VERIFY_COLUMNS, [_verdict_row(site) for site in report.sites]))
+    for site in report.sites:
+        if site.reason is not None:
+            screen.print(f"{site.name} ({site.reason.code}): {site.reason.text}")
+    for finding in report.findings:
+        screen.print(f"{finding.code}: {finding.text}")
+    equal = sum(site.verdict == "equal" for site in report.sites)
+    others = f"; {len(report.findings)} other differences" if report.findings else ""
+    screen.print(f"{equal} of {len(report.sites)} fused sites equal{others}")
+
+
+def _verdict_row(site: SiteVerdict) -> tuple[str | Text, ...]:
+    error = "" if site.error is None else f"{site.error:.1e}"
+    low, high = min(site.tokens, default=0), max(site.tokens, default=0)
+    tokens = "" if not site.tokens else str(low) if low == high else f"{low}..{high}"
+    rounding = site.rounding
+    rounded = ("", "") if rounding is None else (f"{rounding.nrmse:.1e}", f"{rounding.max_abs:.1e}")
+    verdict = Text(site.verdict, style="green" if site.verdict == "equal" else "red")
+    return site.name, verdict, error, str(site.draws), tokens, *rounded
 
 
 def summary(report: FuseReport) -> str:

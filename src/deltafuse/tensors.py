@@ -236,18 +236,16 @@ def external_bytes(folder: Path, head: TensorHead, name: str, size: int) -> byte
         return Reason("external-data-outside", {"name": name, "location": location})
     offset = int(head.external.get("offset") or 0)
     length = int(head.external.get("length") or size)
-    if length != size:
-        return Reason("constant-damaged", {"name": name, "error": f"{length} bytes for {size}"})
+    if length != size or offset < 0:
+        return Reason("constant-damaged", {"name": name, "error": f"{length} bytes at {offset}, not {size}"})
     if not path.is_file():
         return Reason("external-data-missing", {"name": name, "location": location})
+    if offset + size > path.stat().st_size:
+        end = offset + size
+        return Reason("external-data-short", {"name": name, "location": location, "offset": offset, "end": end})
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
-        raw = file.read(size)
-    if len(raw) < size:
-        return Reason(
-            "external-data-short", {"name": name, "location": location, "offset": offset, "end": offset + size}
-        )
-    return raw
+        return file.read(size)
 
 
 def _literal(head: TensorHead, message: bytes) -> npt.NDArray[np.generic]:

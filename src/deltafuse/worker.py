@@ -6,12 +6,14 @@ early, so that its imports overlap the scan.
 
 from __future__ import annotations
 
+import fcntl
 import pickle
 import select
 import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, cast
@@ -120,7 +122,10 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "deltafuse.worker_main", str(self._memory)]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        for pipe in (child.stdin, child.stdout):
+            _widen(cast("IO[bytes]", pipe))
+        return child
 
     def _ask(self, message: tuple[object, ...]) -> object:
         stdin, stdout = cast("IO[bytes]", self._child.stdin), cast("IO[bytes]", self._child.stdout)
@@ -145,6 +150,14 @@ class Worker:
         deadline = time.monotonic() + self.seconds
         (size,) = _HEADER.unpack(_read_exactly(stream, _HEADER.size, deadline))
         return _read_exactly(stream, size, deadline)
+
+
+def _widen(pipe: IO[bytes]) -> None:
+    """Operands are megabytes: a wide pipe saves most switches between the two processes (Linux only)."""
+    request = getattr(fcntl, "F_SETPIPE_SZ", None)
+    if request is not None:
+        with suppress(OSError):
+            fcntl.fcntl(pipe, request, 1 << 20)
 
 
 class _Whole:

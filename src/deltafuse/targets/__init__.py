@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deltafuse.errors import UserError
-from deltafuse.targets.base import Target, TargetOptions
+from deltafuse.targets.base import Limit, Target, TargetOptions
 
-__all__ = ["Target", "TargetOptions", "get", "names"]
+__all__ = ["Limit", "Target", "TargetOptions", "get", "names"]
 
 
 def _ascend_310p() -> Target:

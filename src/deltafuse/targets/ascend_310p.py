@@ -7,7 +7,6 @@ source, A assumed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnx import TensorProto
@@ -16,7 +15,7 @@ from deltafuse.match import Match, Plan, Role
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.targets import ascend_310p_nodes
 from deltafuse.targets.ascend_310p_nodes import CGDR, RGDR, Kernel
-from deltafuse.targets.base import TargetOptions
+from deltafuse.targets.base import Limit, TargetOptions
 
 #: Most tokens a sequence may have in one call of RGDR; a longer one returns without a result and without an error.
 RGDR_TOKENS = 8
@@ -42,23 +41,6 @@ TARGET_TEXTS = {
     "and {value_dim}; leave --op out",
 }
 TEXTS.update(TARGET_TEXTS)
-
-
-@dataclass(frozen=True)
-class Limit:
-    """Something a kernel cannot do.
-
-    Attributes:
-        code: reason code.
-        mark: V seen, S read in source, A assumed.
-        fact: what the kernel does beyond the limit.
-        check: the reason where a site is beyond it, None where it is within.
-    """
-
-    code: str
-    mark: str
-    fact: str
-    check: Callable[[Match, TargetOptions], Reason | None]
 
 
 def tokens(match: Match, options: TargetOptions) -> int | None:
@@ -152,6 +134,7 @@ class Ascend310P:
     """The profile. Emits for one sequence: a batch axis must be pinned to one in the output file."""
 
     name: str = "ascend-310p"
+    limits: tuple[Limit, ...] = (*LIMITS, *RGDR_LIMITS)
 
     def choose(self, match: Match, options: TargetOptions) -> str | Reason:
         """RecurrentGatedDeltaRule where it is legal, else ChunkGatedDeltaRule, else the limit that forbids both."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,12 +29,34 @@ class TargetOptions:
     tokens: int | None = None
 
 
+@dataclass(frozen=True)
+class Limit:
+    """Something a kernel cannot do.
+
+    Attributes:
+        code: reason code.
+        mark: V seen in a file of the reference exporter, S read in public source, A assumed.
+        fact: what the kernel does beyond the limit.
+        check: the reason where a site is beyond it, None where it is within.
+    """
+
+    code: str
+    mark: str
+    fact: str
+    check: Callable[[Match, TargetOptions], Reason | None]
+
+
 class Target(Protocol):
     """One profile: its contract, limits and the nodes to emit. Knows nothing of how a match was found."""
 
     @property
     def name(self) -> str:
         """Name as given to ``--target``."""
+        ...
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """All limits of all kernels, for ``fuse targets``."""
         ...
 
     def choose(self, match: Match, options: TargetOptions) -> str | Reason:

@@ -1,0 +1,269 @@
+"""What differs between an unfused and a fused file: fused regions, and whatever else should not differ.
+
+Everything follows from the two files. Equal nodes compute equal values from equal values, so that two files are equal
+where each region (connected nodes that only the fused file has) writes what the unfused file computes under the same
+names from the same values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from deltafuse.dims import Dim, parse
+from deltafuse.graph import Graph
+from deltafuse.lowering import fused_type
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.tensors import TensorHead
+from deltafuse.wire import Model
+
+TEXTS.update(
+    {
+        "changed-outside": "{count} nodes outside of any fused site differ from the unfused file, the first writes "
+        "{value}; undo that edit, or compare with an unfused file that has it too",
+        "missing-value": "{value} is read but nothing writes it in the fused file",
+        "changed-source": "{value} is not written by what wrote it in the unfused file",
+        "written-twice": "{value} is written by more than one node of the fused file",
+        "changed-initializer": "the initializer {value} is not the same in both files",
+        "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one",
+        "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}",
+        "changed-opset": "the opset of domain {domain!r} went from {unfused} to {fused}",
+        "changed-functions": "the model's local functions differ",
+        "site-unread": "nothing reads the results of the fused site {site}",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Connected nodes that only the fused file has, around one or more fused nodes.
+
+    Attributes:
+        nodes: of the fused graph, ascending.
+        fused: the fused nodes among them.
+        inputs: names of the values it reads, in order of first use; initializers are part of the region.
+        outputs: names of the values that the rest of the graph reads.
+    """
+
+    nodes: tuple[int, ...]
+    fused: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All that differs; findings are differences that no fused region explains."""
+
+    regions: tuple[Region, ...]
+    findings: tuple[Reason, ...]
+
+
+def compare(unfused: Model, fused: Model) -> Difference:
+    """Compares two files node by node, whatever their order."""
+    changed = _changed(unfused.graph, fused.graph)
+    groups = _connected(fused.graph, changed)
+    kernels = {node for node in changed if fused.graph.op[node] == "Custom" and fused_type(fused.graph.node(node))}
+    regions = [_region(fused.graph, nodes, kernels) for nodes in groups if kernels & set(nodes)]
+    stray = [node for nodes in groups if not kernels & set(nodes) for node in nodes]
+    findings = [
+        *_model_findings(unfused, fused),
+        *_stray(fused.graph, stray),
+        *_values(unfused, fused, set(changed), regions),
+    ]
+    findings += [Reason("site-unread", {"site": fused.graph.node_name(r.fused[0])}) for r in regions if not r.outputs]
+    return Difference(tuple(region for region in regions if region.outputs), tuple(findings))
+
+
+def reads(graph: Graph, node: int) -> tuple[int, ...]:
+    """Values that a node reads, those of its subgraphs too."""
+    return graph.node_inputs[node] + graph.captures.get(node, ())
+
+
+def _changed(unfused: Graph, fused: Graph) -> list[int]:
+    """Nodes of the fused graph that the unfused one lacks: by bytes, and where these differ by what they decode to."""
+    known = Counter(bytes(unfused.data[start:end]) for start, end in unfused.spans)
+    left: list[int] = []
+    for node, (start, end) in enumerate(fused.spans):
+        message = bytes(fused.data[start:end])
+        if known[message] > 0:
+            known[message] -= 1
+        else:
+            left.append(node)
+    if not left:
+        return []
+    rest = Counter(_decoded(message) for message, count in known.items() for _ in range(count))
+    changed: list[int] = []
+    for node in left:
+        message = fused.node(node).SerializeToString(deterministic=True)
+        if rest[message] > 0:
+            rest[message] -= 1
+        else:
+            changed.append(node)
+    return changed
+
+
+def _decoded(field: bytes) -> bytes:
+    (node,) = onnx.GraphProto.FromString(field).node
+    return node.SerializeToString(deterministic=True)
+
+
+def _connected(graph: Graph, nodes: Sequence[int]) -> list[list[int]]:
+    """Parts of a set of nodes that share values one of them writes, in order of their first node."""
+    owner = {value: node for node in nodes for value in graph.node_outputs[node] if value}
+    parent = {node: node for node in nodes}
+
+    def root(node: int) -> int:
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for node in nodes:
+        for value in reads(graph, node):
+            if value in owner:
+                parent[root(node)] = root(owner[value])
+    groups: dict[int, list[int]] = {}
+    for node in nodes:
+        groups.setdefault(root(node), []).append(node)
+    return list(groups.values())
+
+
+def _region(graph: Graph, nodes: Sequence[int], kernels: set[int]) -> Region:
+    inside = set(nodes)
+    written = [value for node in nodes for value in graph.node_outputs[node] if value]
+    own = {0, *written, *graph.initializers}
+    inputs = dict.fromkeys(value for node in nodes for value in reads(graph, node) if value not in own)
+    results = set(graph.outputs)
+    outputs = [v for v in written if v in results or any(reader not in inside for reader in graph.consumers[v])]
+    return Region(
+        tuple(nodes),
+        tuple(node for node in nodes if node in kernels),
+        tuple(map(graph.name, inputs)),
+        tuple(map(graph.name, outputs)),
+    )
+
+
+def _stray(graph: Graph, nodes: Sequence[int]) -> Iterator[Reason]:
+    if nodes:
+        outputs = [graph.name(value) for node in nodes for value in graph.node_outputs[node] if value]
+        yield Reason("changed-outside", {"count": len(nodes), "value": (outputs or ["nothing"])[0]})
+
+
+def _values(unfused: Model, fused: Model, changed: set[int], regions: Iterable[Region]) -> Iterator[Reason]:
+    """Values whose origin in the fused file is not their origin in the unfused one."""
+    before, after = unfused.graph, fused.graph
+    written = Counter(value for outputs in after.node_outputs for value in outputs if value)
+    for value, count in written.items():
+        if count > 1:
+            yield Reason("written-twice", {"value": after.name(value)})
+    needed = dict.fromkeys(after.outputs)
+    for node in range(len(after.op)):
+        if node not in changed:
+            needed.update(dict.fromkeys(reads(after, node)))
+    names = [after.name(value) for value in needed if value]
+    for name in dict.fromkeys((*names, *(name for region in regions for name in region.inputs))):
+        reason = _origin(before, after, name)
+        if reason is not None:
+            yield reason
+
+
+def _origin(before: Graph, after: Graph, name: str) -> Reason | None:
+    old, new = before.find(name), after.find(name)
+    kind = "" if new is None else _kind(after, new)
+    if not kind:
+        return Reason("missing-value", {"value": name})
+    if old is None or _kind(before, old) != kind:
+        return Reason("changed-source", {"value": name})
+    return None
+
+
+def _kind(graph: Graph, value: int) -> str:
+    if value in graph.initializers:
+        return "initializer"
+    if graph.producer[value] >= 0:
+        return "node"
+    return "input" if value in graph.inputs else ""
+
+
+def _model_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
+    for domain, version in unfused.opset_imports.items():
+        now = fused.opset_imports.get(domain)
+        if now != version:
+            yield Reason("changed-opset", {"domain": domain, "unfused": version, "fused": now})
+    if _functions(unfused) != _functions(fused):
+        yield Reason("changed-functions")
+    yield from _interface(unfused.graph, fused.graph)
+    yield from _initializers(unfused, fused)
+
+
+def _functions(model: Model) -> Counter[bytes]:
+    return Counter(bytes(model.data[start:end]) for start, end in model.functions)
+
+
+def _initializers(unfused: Model, fused: Model) -> Iterator[Reason]:
+    before = unfused.graph
+    for value, head in fused.graph.initializers.items():
+        name = fused.graph.name(value)
+        old = before.find(name)
+        known = None if old is None else before.initializers.get(old)
+        if known is not None and not _same(unfused, known, fused, head):
+            yield Reason("changed-initializer", {"value": name})
+
+
+def _same(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:
+    # Data that lies outside the files is not read: its place is compared.
+    if (old.dtype, old.dims, old.external) != (new.dtype, new.dims, new.external):
+        return False
+    before, after = unfused.data[old.start : old.end], fused.data[new.start : new.end]
+    return before == after or TensorProto.FromString(bytes(before)) == TensorProto.FromString(bytes(after))
+
+
+def _interface(before: Graph, after: Graph) -> Iterator[Reason]:
+    pairs = (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs))
+    for kind, olds, news in pairs:
+        old_names, new_names = [before.name(v) for v in olds], [after.name(v) for v in news]
+        if old_names != new_names:
+            old_text, new_text = ", ".join(old_names), ", ".join(new_names)
+            yield Reason("changed-inputs", {"kind": kind, "unfused": old_text, "fused": new_text})
+            continue
+        for old, new in zip(olds, news, strict=True):
+            was, now = _declared(before, old), _declared(after, new)
+            if not _pinned_only(was, now):
+                yield Reason("changed-type", {"value": before.name(old), "unfused": _text(was), "fused": _text(now)})
+
+
+def _declared(graph: Graph, value: int) -> tuple[str, list[Dim | None] | None]:
+    """Element type, or the whole type where it is no tensor, and the declared sizes."""
+    info = graph.value_info(value)
+    if info is None or not info.type.HasField("tensor_type"):
+        return ("" if info is None else info.type.SerializeToString(deterministic=True).hex()), None
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        return str(tensor.elem_type), None
+    return str(tensor.elem_type), [_dim(dim) for dim in tensor.shape.dim]
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim | None:
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    return parse(dim.dim_param) if dim.dim_param else None
+
+
+def _pinned_only(was: tuple[str, list[Dim | None] | None], now: tuple[str, list[Dim | None] | None]) -> bool:
+    """Whether every size is what it was, or was not a number before."""
+    if was[0] != now[0] or was[1] is None or now[1] is None:
+        return was[0] == now[0] and (was[1] is None or was[1] == now[1])
+    if len(was[1]) != len(now[1]):
+        return False
+    return all(a == b or (not isinstance(a, int) and b is not None) for a, b in zip(was[1], now[1], strict=True))
+
+
+def _text(declared: tuple[str, list[Dim | None] | None]) -> str:
+    kind, dims = declared
+    shape = "?" if dims is None else ", ".join("?" if dim is None else str(dim) for dim in dims)
+    return f"{kind}[{shape}]"

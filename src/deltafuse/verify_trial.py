@@ -1,0 +1,269 @@
+"""Runs both sides of one site on the same draws and judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
+
+from deltafuse.bench import TOKENS, solve
+from deltafuse.draws import DRAWS, Draw
+from deltafuse.lowering import Call, fused_type, lower_model, read_call
+from deltafuse.probe import Session, Worker, to_double
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.rule import relative
+from deltafuse.verify_cut import Pair, free_symbols
+from deltafuse.verify_feeds import FLOATS, Array, feeds
+
+Double = npt.NDArray[np.float64]
+
+#: Relative, per output and draw.
+BAR = 1e-12
+#: Bars of the target's precision: those of the reference exporter's own comparison.
+COSINE, NRMSE = 0.999, 0.02
+
+TEXTS.update(
+    {
+        "site-differs": "the fused site is not what it replaced: relative error {error:.1e} in double on '{draw}' at "
+        "{tokens} tokens; fuse the model again",
+        "site-rounding": "at the target's precision the fused site is off by NRMSE {nrmse:.2g}, cosine "
+        "{cosine:.6f}; its values may be beyond float16's range",
+        "no-size-runs": "the unfused file's nodes run at none of the token counts that were tried: {error}",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference, as code and text."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The fused site at the target's precision against the unfused one in double; the worst of its outputs."""
+
+    max_abs: float
+    cosine: float
+    nrmse: float
+
+
+@dataclass(frozen=True)
+class SiteVerdict:
+    """One fused site.
+
+    Attributes:
+        verdict: ``equal`` or ``differs``.
+        error: worst relative error in double over outputs, draws and sizes; None where it could not be run.
+        rounding: None where onnxruntime has no kernels for the boundary's type (bfloat16).
+        draws: how many draws were compared in double.
+        tokens: token counts that were run.
+        shared_with: an equal site whose verdict this is.
+    """
+
+    name: str
+    verdict: Literal["equal", "differs"]
+    error: float | None
+    rounding: Rounding | None
+    draws: int
+    tokens: tuple[int, ...]
+    shared_with: str | None = None
+    reason: Finding | None = None
+
+
+def finding(reason: Reason) -> Finding:
+    """A reason as it is reported."""
+    return Finding(reason.code, reason.text)
+
+
+def judge(pair: Pair, worker: Worker) -> SiteVerdict:
+    """Compares both sides of a site; what cannot be run differs."""
+    found = _Trial(pair, worker).run()
+    if isinstance(found, Reason):
+        return SiteVerdict(pair.name, "differs", None, None, 0, (), reason=finding(found))
+    return found
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Where a comparison took place."""
+
+    how: Draw
+    seed: int
+    numbers: Mapping[str, int]
+    tokens: int
+
+
+class _Trial:
+    """Runs one pair; lives as long as one verdict."""
+
+    def __init__(self, pair: Pair, worker: Worker) -> None:
+        self._pair = pair
+        self._worker = worker
+
+    def run(self) -> SiteVerdict | Reason:
+        unfused = self._load(to_double(self._pair.unfused))
+        if isinstance(unfused, Reason):
+            return unfused
+        try:
+            return self._against(unfused)
+        finally:
+            self._worker.unload(unfused)
+
+    def _against(self, unfused: Session) -> SiteVerdict | Reason:
+        sizes = self._sizes(unfused)
+        if isinstance(sizes, Reason):
+            return sizes
+        fused = self._exact(unfused, sizes[0])
+        if isinstance(fused, Reason):
+            return fused
+        runs = [run for size in sizes for run in self._runs(size)]
+        worst, count, reason = 0.0, 0, None
+        for run in runs:
+            error = self._error(unfused, fused, run)
+            if isinstance(error, Reason):
+                reason = error
+                break
+            worst, count = max(worst, error), count + 1
+            if error > BAR:
+                reason = Reason("site-differs", {"error": error, "draw": run.how.name, "tokens": run.tokens})
+                break
+        self._worker.unload(fused)
+        rounding = None if reason is not None else self._rounding(unfused, runs[-len(DRAWS)])
+        if isinstance(rounding, Reason):
+            reason, rounding = rounding, None
+        if rounding is not None and not (rounding.cosine >= COSINE and rounding.nrmse <= NRMSE):
+            reason = Reason("site-rounding", {"nrmse": rounding.nrmse, "cosine": rounding.cosine})
+        return SiteVerdict(
+            self._pair.name,
+            "equal" if reason is None else "differs",
+            worst if count else None,
+            rounding,
+            count,
+            tuple(dict.fromkeys(run.tokens for run in runs)),
+            reason=None if reason is None else finding(reason),
+        )
+
+    def _runs(self, tokens: int) -> Iterator[_Run]:
+        numbers = self._numbers(tokens)
+        return (_Run(how, 100 * tokens + seed, numbers, tokens) for seed, how in enumerate(DRAWS))
+
+    def _sizes(self, unfused: Session) -> tuple[int, ...] | Reason:
+        """Token counts to compare at: inside the range the file states, else the first that runs."""
+        tokens, valid = self._pair.tokens, self._pair.valid
+        if isinstance(tokens, int):
+            return (tokens,)
+        if valid is not None:
+            low, high = valid
+            return tuple(dict.fromkeys(min(max(size, low), high) for size in (5, 70)))
+        failed = Reason("no-size-runs", {"error": "none"})
+        for size in TOKENS:
+            ran = self._outputs(unfused, next(self._runs(size)))
+            if not isinstance(ran, Reason):
+                return (size,)
+            failed = Reason("no-size-runs", {"error": ran.text})
+        return failed
+
+    def _numbers(self, tokens: int) -> dict[str, int]:
+        # Other free axes belong to a batch that is not pinned: the kernels take one sequence.
+        numbers = dict.fromkeys(free_symbols(self._pair), 1)
+        return numbers | (solve({self._pair.tokens: tokens}, ()) or {})
+
+    def _exact(self, unfused: Session, size: int) -> Session | Reason:
+        """The fused side in double, with the scale that its float32 attribute stands for.
+
+        The result is linear in the scale: a ratio that rounds to the same attribute tells the digits it lacks.
+        """
+        session = self._fused(None)
+        if isinstance(session, Reason):
+            return session
+        run = next(self._runs(size))
+        wanted, found = self._outputs(unfused, run), self._outputs(session, run)
+        if isinstance(wanted, Reason) or isinstance(found, Reason):
+            return session
+        scales = self._scales(_ratio(wanted, found))
+        if scales is None:
+            return session
+        self._worker.unload(session)
+        return self._fused(scales)
+
+    def _scales(self, ratio: float) -> dict[str, float] | None:
+        stated: dict[str, float] = {}
+        for node in self._pair.fused.graph.node:
+            call = read_call(node) if fused_type(node) else None
+            if isinstance(call, Call):
+                stated[node.name] = call.scale
+        exact = {name: scale * ratio for name, scale in stated.items()}
+        same = all(np.float32(exact[name]) == np.float32(scale) for name, scale in stated.items())
+        return exact if same and abs(ratio - 1) > BAR / 10 else None
+
+    def _fused(self, scales: Mapping[str, float] | None) -> Session | Reason:
+        return self._load(to_double(lower_model(self._pair.fused, scales)))
+
+    def _load(self, model: onnx.ModelProto | Reason) -> Session | Reason:
+        return model if isinstance(model, Reason) else self._worker.load(model.SerializeToString())
+
+    def _outputs(self, session: Session, run: _Run) -> list[Double] | Reason:
+        drawn = feeds(self._pair.inputs, run.numbers, self._pair.tokens, run.how, run.seed)
+        return self._call(session, drawn)
+
+    def _call(self, session: Session, drawn: Mapping[str, Array]) -> list[Double] | Reason:
+        ran = self._worker.run(session, dict(drawn), self._pair.outputs)
+        return ran if isinstance(ran, Reason) else [np.asarray(array, np.float64) for array in ran]
+
+    def _error(self, unfused: Session, fused: Session, run: _Run) -> float | Reason:
+        wanted, found = self._outputs(unfused, run), self._outputs(fused, run)
+        if isinstance(wanted, Reason):
+            return wanted
+        if isinstance(found, Reason):
+            return found
+        return max(relative(a, b) for a, b in zip(found, wanted, strict=True))
+
+    def _rounding(self, unfused: Session, run: _Run) -> Rounding | Reason | None:
+        types = {item.name: item.dtype for item in self._pair.inputs}
+        if TensorProto.BFLOAT16 in types.values():
+            return None
+        session = self._load(lower_model(self._pair.fused))
+        if isinstance(session, Reason):
+            return session
+        drawn = feeds(self._pair.inputs, run.numbers, self._pair.tokens, run.how, run.seed)
+        typed = {name: array.astype(helper.tensor_dtype_to_np_dtype(types[name])) for name, array in drawn.items()}
+        found = self._call(session, typed)
+        self._worker.unload(session)
+        exact: dict[str, Array] = {
+            name: array.astype(np.float64) if types[name] in FLOATS else array for name, array in typed.items()
+        }
+        wanted = self._call(unfused, exact)
+        if isinstance(found, Reason):
+            return found
+        return wanted if isinstance(wanted, Reason) else _measure(found, wanted)
+
+
+def _ratio(wanted: list[Double], found: list[Double]) -> float:
+    """Factor between the outputs that differ most."""
+    pairs = [(a, b) for a, b in zip(found, wanted, strict=True) if a.shape == b.shape and a.any()]
+    ratios = [_dot(a, b) / _dot(a, a) for a, b in pairs]
+    return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
+
+
+def _measure(found: list[Double], wanted: list[Double]) -> Rounding:
+    pairs = list(zip(found, wanted, strict=True))
+    if any(a.shape != b.shape or not np.isfinite(a).all() for a, b in pairs):
+        return Rounding(float("inf"), 0.0, float("inf"))
+    return Rounding(
+        max(float(np.abs(a - b).max()) for a, b in pairs),
+        min(_dot(a, b) / sqrt(_dot(a, a) * _dot(b, b)) for a, b in pairs),
+        max(sqrt(_dot(a - b, a - b) / _dot(b, b)) for a, b in pairs),
+    )
+
+
+def _dot(a: Double, b: Double) -> float:
+    return float((a * b).sum())

@@ -1,0 +1,603 @@
+"""``fuse verify``: right fusions pass, wrong ones patched into a fused file and other edits do not."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from deltafuse import pipeline, targets
+from deltafuse.dims import symbol
+from deltafuse.errors import UserError
+from deltafuse.lowering import fused_type, lower_model
+from deltafuse.options import FuseOptions, SilentProgress
+from deltafuse.targets import TargetOptions
+from deltafuse.verify import verify
+from deltafuse.verify_cut import Pair, Side, cut_pair
+from deltafuse.verify_diff import compare
+from deltafuse.verify_feeds import Input, Part
+from deltafuse.verify_trial import judge
+from deltafuse.wire import scan
+from deltafuse.worker import Worker
+from hand_match import HALF, Site, match
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory):
+    """Unfused and fused path by fixture name; each fixture is fused once."""
+    folder = tmp_path_factory.mktemp("fused")
+    known: dict[str, tuple[Path, Path]] = {}
+
+    def of(name: str) -> tuple[Path, Path]:
+        if name not in known:
+            source, output = FIXTURES / f"{name}.onnx", folder / f"{name}.onnx"
+            report = pipeline.fuse(FuseOptions(model=source, output=output), SilentProgress())
+            assert report.exit == 0
+            known[name] = source, output
+        return known[name]
+
+    return of
+
+
+@pytest.fixture
+def patched(fused, tmp_path):
+    """The report after a change to the fused (and, if asked, the unfused) file."""
+
+    def of(name: str, change, unfused_change=None):
+        source, output = fused(name)
+        paths = []
+        for path, edit in ((source, unfused_change), (output, change)):
+            model = onnx.load(path, load_external_data=False)
+            if edit is not None:
+                edit(model.graph if edit.__code__.co_varnames[0] == "graph" else model)
+            paths.append(tmp_path / f"{path.stem}.{len(paths)}.onnx")
+            onnx.save(model, paths[-1])
+        return verify(*paths)
+
+    return of
+
+
+def codes(report) -> set[str]:
+    return {finding.code for finding in report.findings} | {site.reason.code for site in report.sites if site.reason}
+
+
+def custom(graph, site=0):
+    return [node for node in graph.node if fused_type(node)][site]
+
+
+def attribute(node, name):
+    return next(item for item in node.attribute if item.name == name)
+
+
+def port(node, name):
+    """Position of a port among the node's inputs."""
+    names = [item.decode() for item in attribute(node, "input_names").strings]
+    return list(attribute(node, "input_index").ints).index(names.index(name))
+
+
+def insert(graph, node, *new):
+    at = next(i for i, other in enumerate(graph.node) if other.output == node.output)
+    for offset, item in enumerate(new):
+        graph.node.insert(at + offset, item)
+
+
+def constant(name, array):
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array)))
+
+
+def operand_times(graph, name, factor, dtype):
+    node = custom(graph)
+    at = port(node, name)
+    new = [
+        constant("patch_factor", np.array(factor, dtype)),
+        helper.make_node("Mul", [node.input[at], "patch_factor"], ["patched"]),
+    ]
+    insert(graph, node, *new)
+    custom(graph).input[at] = "patched"
+
+
+# Right fusions.
+
+RIGHT = [
+    "chunk_dy18", "chunk_ts17_dynBT", "chunk_dy20_half", "chunk_dy23_noinit_nofinal", "chunk_ts17_half_norm_outside",
+    "chunk_ts17_nonorm", "rec_dy20_T3_half", "rec_dy20_dynB", "rec_ts17_T4_noinit", "rec_ts17_Dv24", "rec_ts17_dynBT",
+    "rec_ts17_nonorm", "full_decode_ts17_half", "full_prefill_transformers",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_fusion_is_equal(fused, name):
+    report = verify(*fused(name))
+    assert (report.exit, report.findings) == (0, ())
+    assert report.sites
+    for site in report.sites:
+        assert site.verdict == "equal"
+        assert site.reason is None
+        assert 0 <= site.error <= 1e-12
+        assert site.draws >= 4
+        assert site.rounding.cosine > 0.99999
+        assert 0 < site.rounding.nrmse < 2e-3
+        assert site.rounding.max_abs > 0
+
+
+def test_equal_sites_share_a_verdict(fused):
+    sites = verify(*fused("full_decode_transformers")).sites
+    assert [site.name for site in sites] == ["layers.0", "layers.1", "layers.2"]
+    assert [site.shared_with for site in sites] == [None, "layers.0", "layers.0"]
+    assert len({site.error for site in sites}) == 1
+
+
+def test_sites_of_other_sizes_do_not_share(fused):
+    report = verify(*fused("two_sizes_ts17"))
+    assert (report.exit, [site.shared_with for site in report.sites]) == (0, [None, None])
+
+
+def test_token_counts_lie_inside_the_range_that_the_file_states(fused):
+    (site,) = verify(*fused("chunk_ts17_dynBT")).sites
+    assert site.tokens == (33, 48)
+
+
+def test_without_a_stated_range_a_size_is_searched_where_the_unfused_file_runs(patched):
+    def forget(graph):
+        node = custom(graph)
+        kept = [item for item in node.metadata_props if item.key != "deltafuse.valid_tokens"]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
+
+    report = patched("chunk_ts17_dynBT", forget)
+    assert report.exit == 0
+    assert report.sites[0].tokens == (33,)
+
+
+def test_the_order_of_nodes_does_not_matter(patched):
+    def shuffle(graph):
+        nodes = list(graph.node)
+        random.Random(3).shuffle(nodes)
+        done, written = [], {item.name for item in (*graph.input, *graph.initializer)} | {""}
+        while nodes:
+            ready = next(node for node in nodes if set(node.input) <= written)
+            nodes.remove(ready)
+            done.append(ready)
+            written |= set(ready.output)
+        del graph.node[:]
+        graph.node.extend(done)
+
+    assert patched("full_decode_ts17", shuffle).exit == 0
+
+
+def test_verify_reads_files_and_needs_no_record(fused, tmp_path):
+    source, output = fused("rec_ts17_nonorm")
+    model = onnx.load(output)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "bare.onnx")
+    assert verify(source, tmp_path / "bare.onnx").exit == 0
+
+
+def test_a_scale_is_compared_to_the_last_digit_that_its_attribute_holds(patched):
+    def next_float(graph):
+        scale = attribute(custom(graph, 1), "scale_value")
+        scale.f = float(np.nextafter(np.float32(scale.f), np.float32(1)))
+
+    # 1/sqrt(128) is no float32: equal all the same, but one unit in the last place off is not.
+    report = patched("two_sizes_ts17", next_float)
+    assert [site.verdict for site in report.sites] == ["equal", "differs"]
+
+
+# Wrong fusions.
+
+
+def scale_forgotten(graph):
+    node = custom(graph)
+    node.attribute.remove(attribute(node, "scale_value"))
+
+
+def scale_one(graph):
+    attribute(custom(graph), "scale_value").f = 1.0
+
+
+def scale_off(graph):
+    attribute(custom(graph), "scale_value").f *= 1.01
+
+
+def g_scaled(graph):
+    operand_times(graph, "g", 0.9, np.float32)
+
+
+def g_gone(graph):
+    operand_times(graph, "g", 0.0, np.float32)
+
+
+def beta_scaled(graph):
+    operand_times(graph, "beta", 0.97, np.float16)
+
+
+def q_and_k_swapped(graph):
+    node = custom(graph)
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+
+
+def undecayed_delta(graph):
+    """The delta from the undecayed state, for one token: v + (exp(g) - 1) S k is read in place of v."""
+    node = custom(graph)
+    names = {name: node.input[port(node, name)] for name in ("query", "key", "value", "state", "g")}
+    new = [
+        constant("p_one", np.array(1, np.float16)),
+        constant("p_heads", np.array([0, 0, 1, 1])),
+        constant("p_shape", np.array([1, 4, 1])),
+        helper.make_node("Gather", [names["key"], "p_heads"], ["p_keys"], axis=1),
+        helper.make_node("Einsum", [names["state"], "p_keys"], ["p_read"], equation="bhvk,bhk->bhv"),
+        helper.make_node("Cast", [names["g"]], ["p_half"], to=TensorProto.FLOAT16),
+        helper.make_node("Exp", ["p_half"], ["p_decay"]),
+        helper.make_node("Sub", ["p_decay", "p_one"], ["p_less"]),
+        helper.make_node("Reshape", ["p_less", "p_shape"], ["p_column"]),
+        helper.make_node("Mul", ["p_read", "p_column"], ["p_extra"]),
+        helper.make_node("Add", [names["value"], "p_extra"], ["p_value"]),
+    ]
+    insert(graph, node, *new)
+    custom(graph).input[port(node, "value")] = "p_value"
+
+
+def state_transpose_dropped(graph):
+    """Of the state that comes in: Dk = Dv, so that every shape stays legal."""
+    node = custom(graph)
+    at = port(node, "state")
+    cast = next(item for item in graph.node if node.input[at] in item.output)
+    transpose = next(item for item in graph.node if cast.input[0] in item.output)
+    assert (cast.op_type, transpose.op_type) == ("Cast", "Transpose")
+    cast.input[0] = transpose.input[0]
+    graph.node.remove(transpose)
+
+
+def final_transpose_dropped(graph):
+    node = custom(graph)
+    transpose = next(item for item in graph.node if node.output[1] in item.input)
+    after = next(item for item in graph.node if transpose.output[0] in item.input)
+    assert transpose.op_type == "Transpose"
+    after.input[0] = node.output[1]
+    graph.node.remove(transpose)
+
+
+def tiled_heads(graph):
+    """Value head h reads key head h % 2 where it must read h // 2: values, gates and state heads change places."""
+    node = custom(graph)
+    order = [0, 2, 1, 3]
+    new = [constant("p_order", np.array(order))]
+    for name in ("value", "beta", "g", "state"):
+        at = port(node, name)
+        new.append(helper.make_node("Gather", [node.input[at], "p_order"], [f"p_{name}"], axis=1))
+    insert(graph, node, *new)
+    node = custom(graph)
+    for name in ("value", "beta", "g", "state"):
+        node.input[port(node, name)] = f"p_{name}"
+    for index, result in enumerate(list(node.output)):
+        node.output[index] = f"p_result_{index}"
+        at = next(i for i, other in enumerate(graph.node) if result in other.input)
+        graph.node.insert(at, helper.make_node("Gather", [f"p_result_{index}", "p_order"], [result], axis=1))
+
+
+WRONG = [
+    scale_forgotten, scale_one, scale_off, g_scaled, g_gone, beta_scaled, q_and_k_swapped, undecayed_delta,
+    state_transpose_dropped, final_transpose_dropped, tiled_heads,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG, ids=lambda change: change.__name__)
+def test_a_wrong_decode_fusion_differs(patched, change):
+    report = patched("full_decode_ts17", change)
+    assert report.exit == 5
+    assert report.findings == ()
+    assert [site.verdict for site in report.sites] == ["differs", "equal", "equal"]
+    assert report.sites[0].reason.code == "site-differs"
+    assert report.sites[0].error > 1e-4
+    assert "fuse the model again" in report.sites[0].reason.text
+
+
+PREFILL = [scale_forgotten, scale_off, g_scaled, beta_scaled, q_and_k_swapped, final_transpose_dropped]
+
+
+@pytest.mark.parametrize("change", PREFILL, ids=lambda change: change.__name__)
+def test_a_wrong_prefill_fusion_differs(patched, change):
+    report = patched("full_prefill_ts17", change)
+    assert report.exit == 5
+    assert report.sites[0].verdict == "differs"
+    assert [site.verdict for site in report.sites[1:]] == ["equal", "equal"]
+
+
+def test_a_wrong_eps_differs(patched):
+    def change(graph):
+        for node in graph.node:
+            if (
+                node.op_type == "Constant"
+                and "query/l2norm" in node.name
+                and node.attribute[0].t.data_type == TensorProto.FLOAT
+            ):
+                tensor = node.attribute[0].t
+                array = numpy_helper.to_array(tensor)
+                if array.size == 1 and 0 < array.item() < 1e-3:
+                    tensor.CopyFrom(numpy_helper.from_array((array * 2).astype(np.float32)))
+
+    report = patched("full_decode_ts17", change)
+    assert report.exit == 5
+    assert report.sites[0].reason.code == "site-differs"
+
+
+def test_a_malformed_custom_node_is_a_difference_and_no_crash(patched):
+    def change(graph):
+        node = custom(graph)
+        node.attribute.remove(attribute(node, "input_names"))
+
+    report = patched("rec_ts17_nonorm", change)
+    assert (report.exit, codes(report)) == (5, {"custom-malformed"})
+
+
+def test_a_fused_node_that_does_not_run_is_a_difference(patched):
+    def change(graph):
+        node = custom(graph)
+        slots = next(item for item in graph.node if node.input[port(node, "ssm_state_indices")] in item.output)
+        slots.attribute[0].t.CopyFrom(numpy_helper.from_array(np.array([7, 7, 7], np.int32)))
+
+    report = patched("rec_ts17_nonorm", change)
+    assert (report.exit, codes(report)) == (5, {"cut-does-not-run"})
+
+
+# Other differences.
+
+
+def test_a_changed_node_outside_of_any_site(patched):
+    def change(graph):
+        node = next(node for node in graph.node if node.op_type == "Sigmoid")
+        node.op_type = "Tanh"
+
+    report = patched("full_decode_ts17", change)
+    assert (report.exit, codes(report)) == (5, {"changed-outside"})
+
+
+def test_a_node_added_outside_of_any_site(patched):
+    def change(graph):
+        graph.node.append(helper.make_node("Neg", [graph.input[0].name], ["patch"]))
+
+    assert codes(patched("full_decode_ts17", change)) == {"changed-outside"}
+
+
+def test_a_removed_node_whose_result_is_needed(patched):
+    def change(graph):
+        graph.node.remove(next(node for node in graph.node if node.op_type == "Sigmoid"))
+
+    report = patched("full_decode_ts17", change)
+    assert report.exit == 5
+    assert "missing-value" in codes(report)
+
+
+def test_a_value_that_comes_from_elsewhere(patched):
+    def change(graph):
+        node = next(node for node in graph.node if node.op_type == "Constant" and node.attribute[0].t.dims)
+        tensor = TensorProto()
+        tensor.CopyFrom(node.attribute[0].t)
+        tensor.name = node.output[0]
+        graph.initializer.append(tensor)
+        graph.node.remove(node)
+
+    report = patched("full_decode_ts17", change)
+    assert (report.exit, codes(report)) == (5, {"changed-source"})
+
+
+def test_a_value_written_twice(patched):
+    def change(graph):
+        sigmoid = next(node for node in graph.node if node.op_type == "Sigmoid")
+        graph.node.append(helper.make_node("Neg", [sigmoid.input[0]], [sigmoid.output[0]]))
+
+    report = patched("full_decode_ts17", change)
+    assert report.exit == 5
+    assert "written-twice" in codes(report)
+
+
+def test_a_changed_weight(patched):
+    def change(graph):
+        tensor = next(t for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2)
+        array = numpy_helper.to_array(tensor).copy()
+        array[0, 0] += 1
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+    assert codes(patched("full_decode_ts17", change)) == {"changed-initializer"}
+
+
+def test_an_initializer_in_another_encoding_is_the_same(patched):
+    def change(graph):
+        tensor = next(t for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2)
+        # The name field last: what onnx.load gives back is the same message.
+        tensor.CopyFrom(TensorProto.FromString(tensor.SerializeToString(deterministic=True)))
+
+    assert patched("full_decode_ts17", change).exit == 0
+
+
+def test_changed_inputs(patched):
+    def change(graph):
+        graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
+
+    assert codes(patched("full_decode_ts17", change)) == {"changed-inputs"}
+
+
+def test_a_new_output_of_the_site_is_told_apart(patched):
+    def change(graph):
+        graph.output.append(helper.make_tensor_value_info(custom(graph).output[0], TensorProto.FLOAT16, None))
+
+    assert codes(patched("full_decode_ts17", change)) == {"changed-inputs", "changed-source", "verify-not-in-unfused"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda graph: setattr(graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 7),
+        lambda graph: setattr(graph.input[0].type.tensor_type, "elem_type", TensorProto.DOUBLE),
+        lambda graph: graph.input[0].type.tensor_type.shape.dim.add(dim_value=1),
+    ],
+    ids=["size", "type", "rank"],
+)
+def test_a_declared_type_that_differs_by_more_than_pins(patched, change):
+    report = patched("rec_ts17_nonorm", change)
+    assert report.exit == 5
+    assert "changed-type" in codes(report)
+
+
+def test_pinned_axes_are_no_difference(fused):
+    source, output = fused("rec_ts17_dynBT")
+    shapes = [
+        [
+            [dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim]
+            for info in onnx.load(path).graph.input
+        ]
+        for path in (source, output)
+    ]
+    assert shapes[0] != shapes[1]
+    assert verify(source, output).exit == 0
+
+
+def test_another_opset(patched):
+    def change(model):
+        model.opset_import[0].version += 1
+
+    assert codes(patched("rec_ts17_nonorm", change)) == {"changed-opset"}
+
+
+def test_another_local_function(patched):
+    def change(model):
+        node = helper.make_node("Neg", ["x"], ["y"])
+        model.functions.append(helper.make_function("local", "F", ["x"], ["y"], [node], list(model.opset_import)))
+        model.opset_import.append(helper.make_opsetid("local", 1))
+
+    assert codes(patched("rec_ts17_nonorm", change)) == {"changed-functions"}
+
+
+def test_a_site_that_nothing_reads(patched):
+    def change(graph):
+        del graph.output[:]
+
+    report = patched("rec_ts17_nonorm", change)
+    assert {"site-unread", "changed-inputs"} <= codes(report)
+
+
+def test_a_site_that_leaves_out_what_the_unfused_nodes_read(patched):
+    def change(graph):
+        node = custom(graph)
+        at = port(node, "g")
+        shape = [1, graph.input[0].type.tensor_type.shape.dim[1].dim_value, 4]
+        insert(graph, node, constant("no_decay", np.zeros((shape[1], 4), np.float32)))
+        old = custom(graph).input[at]
+        custom(graph).input[at] = "no_decay"
+        graph.node.remove(next(item for item in graph.node if old in item.output))
+
+    report = patched("rec_ts17_nonorm", change)
+    assert (report.exit, codes(report)) == (5, {"verify-reads-more"})
+    assert "the values of g," in report.sites[0].reason.text
+
+
+def test_files_without_a_difference_are_a_user_error(fused, tmp_path):
+    source, output = fused("rec_ts17_nonorm")
+    for path in (source, output):
+        shutil.copy(path, tmp_path / "copy.onnx")
+        with pytest.raises(UserError, match="unfused model first") as caught:
+            verify(path, tmp_path / "copy.onnx")
+        assert caught.value.code == "nothing-fused"
+
+
+def test_a_file_that_cannot_be_read_is_a_user_error(fused, tmp_path):
+    source, _ = fused("rec_ts17_nonorm")
+    (tmp_path / "text.onnx").write_text("not a model")
+    with pytest.raises(UserError):
+        verify(source, tmp_path / "text.onnx")
+
+
+# Parts that real files do not reach.
+
+
+def pair(unfused, fused_model, tokens=5):
+    inputs = tuple(
+        Input(info.name, sizes(info), info.type.tensor_type.elem_type, part)
+        for info, part in zip(fused_model.graph.input, PARTS, strict=True)
+    )
+    outputs = tuple(info.name for info in fused_model.graph.output)
+    return Pair("site", unfused, fused_model, inputs, outputs, tokens, None, b"")
+
+
+def sizes(info):
+    return tuple(symbol(dim.dim_param) if dim.dim_param else dim.dim_value for dim in info.type.tensor_type.shape.dim)
+
+
+PARTS = [Part("query"), Part("key"), Part("value"), Part("g"), Part("beta"), Part("state")]
+
+
+def emitted(site: Site):
+    """A site's nodes as a model whose inputs are its roles."""
+    found = match(site)
+    nodes = targets.get("ascend-310p").plan(found, TargetOptions()).nodes
+    inputs = [declare(role) for role in (found.query, found.key, found.value, found.g, found.beta, found.state)]
+    outputs = [declare(role) for role in (found.out, found.final_state)]
+    graph = helper.make_graph(nodes, "site", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def declare(role):
+    return helper.make_tensor_value_info(
+        role.name, role.dtype, [d if isinstance(d, int) else str(d) for d in role.shape]
+    )
+
+
+def test_values_beyond_the_targets_range_are_a_difference():
+    site = Site(tokens=5, batch=1, scale=2.0**22)
+    model = emitted(site)
+    with Worker() as worker:
+        verdict = judge(pair(lower_model(model), model), worker)
+    assert verdict.error <= 1e-12
+    assert (verdict.verdict, verdict.reason.code) == ("differs", "site-rounding")
+    assert verdict.rounding.nrmse > 0.02
+
+
+def test_a_free_token_axis_at_which_nothing_runs():
+    model = emitted(Site(tokens="n", batch=1))
+    broken = onnx.ModelProto()
+    broken.CopyFrom(lower_model(model))
+    # Traced at six tokens, which is none of the counts that are tried.
+    value = next(info for info in broken.graph.input if info.name.endswith("/v"))
+    broken.graph.node.insert(0, constant("six", np.array([6, 4, 32])))
+    broken.graph.node.insert(1, helper.make_node("Reshape", [value.name, "six"], ["traced"]))
+    for node in list(broken.graph.node)[2:]:
+        node.input[:] = ["traced" if name == value.name else name for name in node.input]
+    for info in (*broken.graph.input, *broken.graph.output):
+        info.type.tensor_type.ClearField("shape")
+    del broken.graph.value_info[:]
+    with Worker() as worker:
+        verdict = judge(pair(broken, model, symbol("n")), worker)
+    assert (verdict.verdict, verdict.error, verdict.reason.code) == ("differs", None, "no-size-runs")
+
+
+def test_an_input_of_unknown_type_cannot_be_run(tmp_path):
+    site = Site(tokens=2, batch=1, dtype=HALF)
+    model = emitted(site)
+    before = onnx.ModelProto()
+    before.CopyFrom(model)
+    # Something of another domain writes v: neither file says what it is.
+    for graph in (model.graph, before.graph):
+        value = next(info for info in graph.input if info.name.endswith("/v"))
+        graph.node.insert(0, helper.make_node("Unknown", [value.name], ["hidden"], domain="elsewhere"))
+        for node in list(graph.node)[1:]:
+            node.input[:] = ["hidden" if name == value.name else name for name in node.input]
+    for proto in (model, before):
+        proto.opset_import.append(helper.make_opsetid("elsewhere", 1))
+    kernel = custom(before.graph)
+    before.graph.node.remove(kernel)
+    before.graph.node.insert(
+        len(before.graph.node) - 3, helper.make_node("Split", [kernel.input[0]], list(kernel.output))
+    )
+    for name, proto in (("before", before), ("after", model)):
+        (tmp_path / f"{name}.onnx").write_bytes(proto.SerializeToString())
+    files = scan(tmp_path / "before.onnx"), scan(tmp_path / "after.onnx")
+    (region,) = compare(*files).regions
+    reason = cut_pair(*map(Side.of, files), region)
+    assert (reason.code, reason.args) == ("verify-type-unknown", {"value": region.inputs[2]})
