@@ -1,6 +1,6 @@
 """Makes the test fixtures and the demo models from real exporters.
 
-    python scripts/make_fixtures.py [NAME ...] [--out tests/fixtures]
+    python scripts/make_fixtures.py [NAME ...] [--out tests/fixtures] [--list]
 
 Needs the ``dev`` extra. All of them take some minutes on two cores; names (shell patterns) select some.
 """
@@ -173,13 +173,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["*"])
     parser.add_argument("--out", type=Path, default=ROOT / "tests/fixtures")
+    parser.add_argument("--list", action="store_true", help="print the names, make nothing")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     jobs: dict[str, Callable[[Path], None]] = {case.name: lambda out, case=case: make_case(case, out) for case in CASES}
     jobs |= FULL
     jobs |= {name: lambda out, name=name: make_edited(name, out) for name in EDITED}
     chosen = [name for name in jobs if any(fnmatch.fnmatch(name, pattern) for pattern in options.names)]
+    if options.list:
+        print("\n".join(chosen))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         jobs[name](options.out)
     if set(chosen) & set(DEMO_MODELS.values()):

@@ -36,6 +36,7 @@ class Site:
     norm: Norm | None = None
     scale: float = 0.3
     valid: tuple[int, int] | None = None
+    tiled: bool = False
 
 
 def l2norm(dtype: int, eps: float = 1e-6, kind: str = "rsqrt") -> Norm:
@@ -98,6 +99,7 @@ def match(site: Site) -> Match:
         nodes=(),
         class_key=b"",
         proof=Proof(0.0, 3),
+        tiled=site.tiled,
     )
 
 
@@ -148,12 +150,13 @@ def recurrence(site: Site, draw: dict[str, np.ndarray]) -> tuple[np.ndarray, np.
         q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + site.norm.eps) for x in (q, k))
     state = np.zeros_like(draw["state"][0]) if site.state_layout is None else draw["state"][0].copy()
     group, out = site.value_heads // site.key_heads, np.zeros_like(v)
+    reads = [h % site.key_heads if site.tiled else h // group for h in range(site.value_heads)]
     for t in range(v.shape[0]):
         for h in range(site.value_heads):
             state[h] *= np.exp(g[t, h])
-            delta = beta[t, h] * (v[t, h] - k[t, h // group] @ state[h])
-            state[h] += np.outer(k[t, h // group], delta)
-            out[t, h] = site.scale * (q[t, h // group] @ state[h])
+            delta = beta[t, h] * (v[t, h] - k[t, reads[h]] @ state[h])
+            state[h] += np.outer(k[t, reads[h]], delta)
+            out[t, h] = site.scale * (q[t, reads[h]] @ state[h])
     return out[None], state[None]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from dataclasses import replace
 from itertools import pairwise
 
@@ -452,6 +450,7 @@ SITES = {
     "prefill, value-major state": Site(state_layout="BHVK", final_layout="BHVK"),
     "prefill, square state": Site(key_dim=16, value_dim=16),
     "prefill, square value-major state": Site(key_dim=16, value_dim=16, state_layout="BHVK", final_layout="BHVK"),
+    "prefill, tiled heads": Site(key_heads=2, value_heads=6, tiled=True, norm=l2norm(FLOAT)),
     "prefill, odd sizes": Site(key_dim=10, value_dim=6),
     "prefill, static": Site(tokens=11, batch=1),
     "decode": Site(tokens=1),
@@ -559,117 +558,3 @@ def test_f16_eps_may_be_subnormal():
     assert norm.eps == pytest.approx(1.0133e-06, rel=1e-4)
     tensors = [node.attribute[0].t for node in plan(Site(dtype=HALF, norm=norm)).nodes if "l2norm/eps" in node.name]
     assert [t.raw_data for t in tensors] == [np.float16(1e-6).tobytes()] * 2
-
-
-# What export-time symbolic code writes.
-
-
-def exported_custom(op: str, tokens: int):
-    """One Custom node as torch's TorchScript exporter writes it from a function's ``symbolic``."""
-    import torch
-
-    class Rule(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *operands):
-            return operands[2].clone(), operands[4].clone()
-
-        @staticmethod
-        def symbolic(g, *operands):
-            chunk = op == CGDR
-            ports = ["query", "key", "value", "beta", "initial_state" if chunk else "state", "actual_seq_lengths"]
-            ports += ["g"] if chunk else ["ssm_state_indices", "g", "gk", "num_accepted_tokens"]
-            attributes = {
-                "type_s": op,
-                "input_names_s": ports,
-                "optional_input_names_s": ["g"] if chunk else ["g", "gk", "num_accepted_tokens"],
-                "input_index_i": list(range(7)) if chunk else [0, 1, 2, 3, 4, 5, 6, 7, 9],
-                "output_names_s": ["out", "final_state" if chunk else "state"],
-                "output_num_i": 2,
-                "scale_value_f": 0.25,
-                "dtype_i": 10,
-            }
-            if not chunk:
-                attributes |= {"output_types_i": [42, 42], "outputs_shape_s": "3,-1,4,32,4,-1,4,32,16,"}
-            out, state = g.op("Custom", *operands, outputs=2, **attributes)
-            half = operands[2].type().with_sizes([None] * 3)
-            out.setType(half)
-            state.setType(operands[4].type())
-            return out, state
-
-    class Module(torch.nn.Module):
-        def forward(self, q, k, v, beta, state, g):
-            lengths = torch._shape_as_tensor(q)[0:1].to(torch.int32).expand(1)
-            fixed = torch.tensor([tokens], dtype=torch.int32)
-            operands = [x.half() for x in (q, k, v, beta)]
-            operands.append(state.transpose(-1, -2).half())
-            if op == CGDR:
-                operands += [lengths, g]
-            else:
-                operands += [fixed, torch.zeros(tokens, dtype=torch.int32), g, torch.ones(1, dtype=torch.int32)]
-            out, last = Rule.apply(*operands)
-            return out.float(), last.transpose(-1, -2).float()
-
-    shapes = {"q": (tokens, 2, 16), "k": (tokens, 2, 16), "v": (tokens, 4, 32), "beta": (tokens, 4)}
-    shapes |= {"state": (1, 4, 16, 32), "g": (tokens, 4)}
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            Module(), tuple(torch.rand(shape) for shape in shapes.values()), file, input_names=list(shapes),
-            output_names=["out", "last"], opset_version=17, dynamo=False,
-            dynamic_axes={name: {0: "seq_len"} for name in shapes if name != "state"} if op == CGDR else None,
-        )  # fmt: skip
-    model = onnx.load_from_string(file.getvalue())
-    (node,) = (node for node in model.graph.node if node.op_type == "Custom")
-    return model, node
-
-
-# By hand: the match is built here. test_pipeline.py compares the two ways through the whole command.
-@pytest.mark.parametrize(("op", "tokens"), [(CGDR, 12), (RGDR, 1), (RGDR, 3)])
-def test_the_node_is_what_export_time_symbolic_code_writes(op, tokens):
-    model, exported = exported_custom(op, tokens)
-    site = Site(tokens="seq_len" if op == CGDR else tokens, batch=1, scale=0.25)
-    emitted = custom(site)
-    assert (emitted.op_type, emitted.domain) == (exported.op_type, exported.domain)
-    ours, theirs = ({a.name: (a.type, value(a)) for a in node.attribute} for node in (emitted, exported))
-    assert ours == theirs
-    assert len(emitted.input) == len(exported.input)
-    site_plan, found = plan(site), match(site)
-    roots = [
-        (role.name, role.dtype) for role in (found.query, found.key, found.value, found.beta, found.state, found.g)
-    ]
-    ours = element_types(site_plan.nodes, dict(roots), emitted.input)
-    theirs = element_types(
-        model.graph.node, {i.name: i.type.tensor_type.elem_type for i in model.graph.input}, exported.input
-    )
-    assert ours == theirs
-    declared = {info.name: info.type.tensor_type.elem_type for info in site_plan.value_info}
-    assert [declared[name] for name in emitted.output] == [HALF, HALF]
-    ours_order = [depends(site_plan.nodes, name, [root for root, _ in roots]) for name in emitted.input]
-    theirs_order = [depends(model.graph.node, name, ["q", "k", "v", "beta", "state", "g"]) for name in exported.input]
-    assert ours_order == theirs_order
-
-
-def element_types(nodes, types, wanted):
-    """Element types by following Cast, Constant and what keeps a type."""
-    types = dict(types)
-    for node in nodes:
-        attributes = {a.name: a for a in node.attribute}
-        if node.op_type == "Cast":
-            kind = attributes["to"].i
-        elif node.op_type == "Constant":
-            kind = attributes["value"].t.data_type
-        elif node.op_type == "Shape":
-            kind = TensorProto.INT64
-        else:
-            kind = types.get(node.input[0]) if node.input else None
-        types.update(dict.fromkeys(node.output, kind))
-    return [types[name] for name in wanted]
-
-
-def depends(nodes, value, roots):
-    """Index of the root that a value is computed from, None for a constant."""
-    if value in roots:
-        return roots.index(value)
-    (node,) = (node for node in nodes if value in node.output)
-    return depends(nodes, node.input[0], roots) if node.input else None

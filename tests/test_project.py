@@ -126,17 +126,17 @@ def test_an_installed_package_finds_its_patterns(installed: Path, tmp_path: Path
 
 
 def imports(path: Path) -> set[str]:
-    """Top-level names of what a file imports."""
+    """Top-level names of what a file imports, `importlib.import_module` included."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return {
-        name.split(".")[0] for name in plain | {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
-    }
+    plain |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")]
+    plain |= {argument.value for call in calls for argument in call.args if isinstance(argument, ast.Constant)}
+    return {name.split(".")[0] for name in plain}
 
 
 def test_what_is_imported_is_what_is_declared() -> None:
     found = {name for path in SOURCES if "scripts" not in path.parts for name in imports(path)}
-    declared = {
-        re.split(r"[ <>=;]", line)[0].replace("-", "_") for line in requires("deltafuse") if "extra" not in line
-    }
+    names = [re.split(r"[ <>=;]", line)[0] for line in requires("deltafuse") if "extra" not in line]
+    declared = {{"protobuf": "google"}.get(name, name.replace("-", "_")) for name in names}
     assert found - sys.stdlib_module_names - {"deltafuse"} == declared

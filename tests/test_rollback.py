@@ -362,6 +362,43 @@ def test_edits_that_make_a_circle_are_refused(chain: Path) -> None:
     assert not (chain / "back.onnx").exists()
 
 
+def _fuse_with_shared_node(tmp_path: Path) -> None:
+    """Shape arithmetic that both sites read goes with the first one."""
+    model = onnx.parser.parse_model(_CHAIN)
+    shape = helper.make_node("Shape", ["x"], ["shape"], name="shape")
+    cast = helper.make_node("Identity", ["shape"], ["same"], name="same")
+    model.graph.node.insert(0, shape)
+    model.graph.node.insert(1, cast)
+    model.graph.node[3].CopyFrom(helper.make_node("Reshape", ["a", "same"], ["b"]))
+    model.graph.node[6].CopyFrom(helper.make_node("Reshape", ["c", "same"], ["y"]))
+    model.graph.value_info.append(helper.make_tensor_value_info("same", TensorProto.INT64, [2]))
+    scanned = write(tmp_path / "m.onnx", model)
+    first, second = helper.make_node("Elu", ["x"], ["b"]), helper.make_node("Selu", ["between"], ["y"])
+    changes = Changes(
+        removed=(("one", (0, 1, 2, 3)), ("two", (5, 6))),
+        inserted=(Insertion("one", 3, (first,)), Insertion("two", 6, (second,))),
+    )
+    publish(scanned, edits.build(scanned, changes), tmp_path / "fused.onnx")
+
+
+@pytest.mark.parametrize("edit", [False, True])
+def test_a_site_comes_back_with_what_it_shared(tmp_path: Path, edit: bool) -> None:
+    _fuse_with_shared_node(tmp_path)
+    if edit:
+        _append(tmp_path, helper.make_node("Neg", ["y"], ["mine"]))
+    mine = ["Neg"] if edit else []
+    report = rollback(tmp_path / "fused.onnx", tmp_path / "some.onnx", sites=["two"])
+    assert (report.restored, report.remaining, report.refused) == (("two",), ("one",), ())
+    assert sorted(_ops(tmp_path / "some.onnx")) == sorted(["Shape", "Identity", "Elu", "Relu", "Neg", "Reshape", *mine])
+    onnx.checker.check_model(onnx.load(tmp_path / "some.onnx"), full_check=True)
+    rest = rollback(tmp_path / "some.onnx", tmp_path / "back.onnx")
+    assert (rest.restored, rest.remaining, rest.refused) == (("one",), (), ())
+    original = onnx.load(tmp_path / "m.onnx")
+    assert list(onnx.load(tmp_path / "back.onnx").graph.node)[:7] == list(original.graph.node)
+    if not edit:
+        assert (tmp_path / "back.onnx").read_bytes() == (tmp_path / "m.onnx").read_bytes()
+
+
 # --- external data
 
 

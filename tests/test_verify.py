@@ -514,6 +514,31 @@ def test_a_file_that_cannot_be_read_is_a_user_error(fused, tmp_path):
         verify(source, tmp_path / "text.onnx")
 
 
+def test_constants_of_a_site_that_lie_outside_the_file(tmp_path):
+    source, output = tmp_path / "unfused.onnx", tmp_path / "fused.onnx"
+    model = onnx.load(FIXTURES / "chunk_ts17_c64.onnx")
+    moved = 0
+    with (tmp_path / "masks.bin").open("wb") as file:
+        for node in model.graph.node:
+            tensor = node.attribute[0].t if node.op_type == "Constant" else None
+            if tensor is not None and len(tensor.dims) == 2:
+                offset = file.tell()
+                file.write(tensor.raw_data)
+                place = {"location": "masks.bin", "offset": str(offset), "length": str(len(tensor.raw_data))}
+                tensor.external_data.extend(onnx.StringStringEntryProto(key=k, value=v) for k, v in place.items())
+                tensor.data_location = TensorProto.EXTERNAL
+                tensor.ClearField("raw_data")
+                moved += 1
+    assert moved
+    source.write_bytes(model.SerializeToString())
+    assert pipeline.fuse(FuseOptions(model=source, output=output), SilentProgress()).exit == 0
+    assert verify(source, output).exit == 0
+    (tmp_path / "masks.bin").unlink()
+    with pytest.raises(UserError, match=r"masks\.bin") as caught:
+        verify(source, output)
+    assert caught.value.code == "external-data-missing"
+
+
 # Parts that real files do not reach.
 
 

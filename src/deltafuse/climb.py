@@ -15,12 +15,12 @@ LAYOUT = frozenset({
 })  # fmt: skip
 
 #: Operators that a log decay passes on its way to the exponential.
-_DECAY = LAYOUT | {"CumSum", "Sub", "Add", "Neg", "Mul", "MatMul", "Einsum", "ReduceSum"}
+_DECAY = LAYOUT | {"CumSum", "Sub", "Add", "Neg", "Mul", "MatMul", "FusedMatMul", "Einsum", "ReduceSum"}
 
 #: Operators of norms, scales and products of two roots.
 _PREPARATION = LAYOUT | {
     "Add", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal", "ReduceSum", "ReduceSumSquare", "ReduceL2",
-    "Max", "Clip", "MatMul", "Einsum", "CumSum",
+    "Max", "Clip", "MatMul", "FusedMatMul", "Gemm", "Einsum", "CumSum",
 }  # fmt: skip
 
 #: Operators that take a part of one axis.
@@ -82,7 +82,7 @@ class Climber:
         if op not in _DECAY or self._fenced(node):
             return False
         data = self._data(node)
-        if op in ("Mul", "MatMul", "Einsum"):
+        if op in ("Mul", "MatMul", "FusedMatMul", "Einsum"):
             return len(data) == 1
         if op == "Neg":
             # -(softplus * a) is how a decay is made; a sign that follows a finished decay is a change of the rule.

@@ -66,7 +66,8 @@ class Changes:
     Attributes:
         removed: (site, nodes) pairs.
         inserted: new nodes.
-        moved: (site, node, before): the node goes in front of another, for the sake of that site.
+        moved: (site, node, before): the node goes in front of another (and behind what is inserted there), for the sake
+            of that site.
         retyped: (value, declaration): new content of every place that declares the value.
         opsets: (domain, version) of opset imports to add or to set.
     """

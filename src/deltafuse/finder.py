@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from deltafuse.classes import Kind
 from deltafuse.climb import Climber
@@ -150,8 +151,7 @@ class Finder:
             return None
         members = set(core)
         frontier = [value for value in sorted(inside) if self._read_outside(value, members)]
-        sizes = self._sizes(roots, frontier)
-        nodes, _ = backward_slice(graph, {*roots, *sizes}, frontier)
+        sizes, nodes = self._close(roots, frontier)
         return Candidate(name, g, tuple(roots), tuple(sizes.items()), tuple(core), tuple(nodes), tuple(frontier))
 
     def _read_outside(self, value: int, members: set[int]) -> bool:
@@ -162,19 +162,30 @@ class Finder:
             node not in members and kinds[graph.node_outputs[node][0]] == Kind.DATA for node in graph.consumers[value]
         )
 
-    def _sizes(self, roots: list[int], frontier: list[int]) -> dict[int, tuple[Dim, ...]]:
-        """The shapes of data that are read between roots and frontier, as far as they are known."""
+    def _close(self, roots: list[int], frontier: list[int]) -> tuple[dict[int, tuple[Dim, ...]], list[int]]:
+        """The shapes of data that are read between roots and frontier, and the nodes between all these.
+
+        A shape that is not known is no end: what it is the shape of must then lie inside.
+        """
+        graph, known = self._graph, self._shape_results
+        nodes, _ = backward_slice(graph, known.union(roots), frontier)
+        read = dict.fromkeys(value for node in nodes for value in graph.node_inputs[node] if value in known)
+        contents = {result: self._shapes.contents(result) for result in read}
+        unknown = [result for result, found in contents.items() if found is None or None in found.ravel().tolist()]
+        if unknown:
+            known.difference_update(unknown)
+            return self._close(roots, frontier)
+        return {result: tuple(found.ravel().tolist()) for result, found in contents.items() if found is not None}, nodes
+
+    @cached_property
+    def _shape_results(self) -> set[int]:
+        """Results of Shape nodes on data."""
         graph, kinds = self._graph, self._kinds
-        sizes: dict[int, tuple[Dim, ...]] = {}
-        nodes, _ = backward_slice(graph, roots, frontier)
-        for node in nodes:
-            if graph.op[node] != "Shape" or kinds[graph.node_inputs[node][0]] != Kind.DATA:
-                continue
-            result = graph.node_outputs[node][0]
-            contents = self._shapes.contents(result)
-            if contents is not None and all(dim is not None for dim in contents.ravel().tolist()):
-                sizes[result] = tuple(contents.ravel().tolist())
-        return sizes
+        return {
+            graph.node_outputs[node][0]
+            for node, op in enumerate(graph.op)
+            if op == "Shape" and kinds[graph.node_inputs[node][0]] == Kind.DATA
+        }
 
 
 def _names(graph: Graph, cores: Sequence[list[int]]) -> list[str]:

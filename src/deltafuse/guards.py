@@ -45,6 +45,8 @@ _ANALYTIC_IN = {
 
 _REAL = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 _SHAPES = frozenset({"Shape", "Size"})
+#: The same of onnxruntime's own operators (a product with transposes, an inverse).
+_CONTRIB = frozenset({"FusedMatMul", "Inverse", "TransposeMatMul"})
 
 
 def find_guard(
@@ -76,7 +78,7 @@ def find_guard(
 def _analytic(graph: Graph, shapes: Shapes, node: int, varying: Sequence[int]) -> bool:
     op = graph.op[node]
     if graph.domain[node] not in ("", "ai.onnx"):
-        return False
+        return graph.domain[node] == "com.microsoft" and op in _CONTRIB
     if op == "Cast":
         return graph.attributes(node)["to"].i in _REAL
     if op == "CastLike":

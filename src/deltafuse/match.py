@@ -104,6 +104,7 @@ class Match:
         scale: factor on the query, e.g. 1/sqrt(key_dim).
         nodes: every node of the site, dead once the outputs come from elsewhere (graph node ids, ascending).
         class_key: equal for sites whose cut graphs and cut inputs are equal: they share one proof.
+        tiled: value head h reads key head h % key_heads instead of h // (value_heads / key_heads).
     """
 
     name: str
@@ -126,6 +127,7 @@ class Match:
     class_key: bytes
     proof: Proof
     notes: tuple[str, ...] = ()
+    tiled: bool = False
 
     def operands(self) -> tuple[Role, ...]:
         """The roles that are read, without a missing state."""

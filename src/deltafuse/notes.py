@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from deltafuse.match import Match
-from deltafuse.probe import backward_slice
 from deltafuse.wire import Model
 
 _MASK = (
@@ -14,9 +14,37 @@ _MASK = (
 )
 
 
-def site_notes(model: Model, match: Match) -> tuple[str, ...]:
-    """Notes on one site: the valid range of the unfused graph, masks that the state ignores."""
-    return tuple([*_range_notes(match), *_mask_notes(model, match)])
+class Notes:
+    """Makes the notes of the sites of one model."""
+
+    def __init__(self, model: Model) -> None:
+        self._graph = model.graph
+        self._masks = [value for value in model.graph.inputs if "mask" in model.graph.name(value)]
+
+    def of(self, match: Match) -> tuple[str, ...]:
+        """Notes on one site: the valid range of the unfused graph, masks that the state ignores."""
+        return (*_range_notes(match), *self._mask_notes(match))
+
+    def _mask_notes(self, match: Match) -> Iterable[str]:
+        if match.final_state is None or match.dims.tokens == 1:
+            return
+        operands = (match.key, match.value, match.g, match.beta)
+        for mask in self._masks:
+            if not any(role.value in self._behind[mask] for role in operands):
+                yield _MASK.format(mask=self._graph.name(mask))
+
+    @cached_property
+    def _behind(self) -> dict[int, set[int]]:
+        """By mask, the values that depend on its numbers."""
+        graph = self._graph
+        behind = {mask: {mask} for mask in self._masks}
+        for node, inputs in enumerate(graph.node_inputs):
+            if graph.op[node] in ("Shape", "Size"):
+                continue
+            for reached in behind.values():
+                if not reached.isdisjoint(inputs):
+                    reached.update(graph.node_outputs[node])
+        return behind
 
 
 def _range_notes(match: Match) -> Iterable[str]:
@@ -30,18 +58,3 @@ def _range_notes(match: Match) -> Iterable[str]:
         if end is not None
     ]
     yield f"valid_tokens: the unfused graph is the rule for {span} and {' and '.join(ends)}; the fused node is right beyond"
-
-
-def _mask_notes(model: Model, match: Match) -> Iterable[str]:
-    """A model that takes a mask whose state does not see it."""
-    graph = model.graph
-    if match.final_state is None or match.dims.tokens == 1:
-        return
-    masks = [value for value in graph.inputs if "mask" in graph.name(value)]
-    if not masks:
-        return
-    operands = (match.key, match.value, match.g, match.beta)
-    _, loose = backward_slice(graph, (), [role.value for role in operands])
-    for mask in masks:
-        if mask not in loose:
-            yield _MASK.format(mask=graph.name(mask))

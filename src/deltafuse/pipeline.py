@@ -15,7 +15,7 @@ from deltafuse.emitted import prove_emitted
 from deltafuse.finder import Finder
 from deltafuse.lowering import fused_type
 from deltafuse.match import FuseReport, Match, NoMatch, Plan, SiteReport
-from deltafuse.notes import site_notes
+from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.pinning import PinPlan, pin
 from deltafuse.probe import Worker
@@ -37,7 +37,6 @@ class _Found:
     """What is known of a model before anything is changed."""
 
     model: Model
-    kinds: bytearray
     shapes: Shapes
     sites: tuple[Site, ...]
     trials: Mapping[bytes, Trial]
@@ -121,7 +120,7 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
             more, proven = prove_sites(model, kinds, shapes, rule, worker, finder.find(), clock.progress.note)
         sites += more
         trials.update(proven)
-    return _Found(model, kinds, shapes, tuple(sites), trials, anchors)
+    return _Found(model, shapes, tuple(sites), trials, anchors)
 
 
 def _plan(
@@ -131,6 +130,7 @@ def _plan(
     reports: list[SiteReport] = []
     errors: dict[tuple[bytes, str], float] = {}
     opset = found.model.opset_imports.get("", 17)
+    notes_on = Notes(found.model)
     with clock.stage("planning"):
         for site in found.sites:
             planned = _plan_site(options, target, site)
@@ -142,7 +142,7 @@ def _plan(
                 errors[key] = prove_emitted(planned, found.trials[planned.match.class_key], worker, opset)
             match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
             plans.append(replace(planned, match=match))
-            notes = (*match.notes, *planned.notes, *site_notes(found.model, match))
+            notes = (*match.notes, *planned.notes, *notes_on.of(match))
             reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes)))
     return tuple(plans), tuple(reports)
 
@@ -246,7 +246,7 @@ def _write(
     if output is None or not plans:
         return report
     with clock.stage("writing"):
-        changes = splice.changes_of(found.model.graph, found.kinds, plans, pins)
+        changes = splice.changes_of(found.model.graph, plans, pins)
         built = edits.build(found.model, changes)
         receipt = record.publish(found.model, built, output, options.record, progress=clock.progress.advance)
     return replace(report, notes=(*report.notes, *receipt.notes))

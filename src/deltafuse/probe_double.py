@@ -35,6 +35,7 @@ def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
 
 
 def _graph(graph: onnx.GraphProto) -> Reason | None:
+    _expand(graph)
     for tensor in graph.initializer:
         _tensor(tensor)
     for info in (*graph.input, *graph.output, *graph.value_info):
@@ -59,6 +60,33 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
             if refused is not None:
                 return refused
     return None
+
+
+def _expand(graph: onnx.GraphProto) -> None:
+    """Writes out onnxruntime's FusedMatMul, which has no double kernel."""
+    if not any(node.op_type == "FusedMatMul" for node in graph.node):
+        return
+    nodes = [part for node in graph.node for part in (_plain_product(node) if node.op_type == "FusedMatMul" else [node])]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _plain_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Transposes, product, factor; left as it is where batch axes are exchanged too."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if any(name in attributes and attributes[name].i for name in ("transBatchA", "transBatchB")):
+        return [node]
+    left = "ki" if "transA" in attributes and attributes["transA"].i else "ik"
+    right = "jk" if "transB" in attributes and attributes["transB"].i else "kj"
+    product, factor = f"{node.output[0]}/product", f"{node.output[0]}/factor"
+    alpha = attributes["alpha"].f if "alpha" in attributes else 1.0
+    value = numpy_helper.from_array(np.array(alpha, np.float32))
+    return [
+        helper.make_node("Einsum", list(node.input), [product], equation=f"...{left},...{right}->...ij"),
+        helper.make_node("Constant", [], [factor], value=value),
+        helper.make_node("Mul", [product, factor], list(node.output)),
+    ]
 
 
 def _attribute(op_type: str, attribute: AttributeProto) -> Reason | None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from deltafuse import layouts, region
 from deltafuse.bench import Bench, Binding, bindings, open_bench
-from deltafuse.classes import Kind
 from deltafuse.dims import Dim
 from deltafuse.draws import DRAWS, Array, Draw, Operands, draw
 from deltafuse.feeds import search_feeds
@@ -17,9 +16,9 @@ from deltafuse.finder import Candidate
 from deltafuse.graph import Graph
 from deltafuse.guards import find_guard
 from deltafuse.match import Norm, Validity
-from deltafuse.norms import prove_norm, take_norm
 from deltafuse.patterns import Pattern, Recurrence
 from deltafuse.probe import cut_model
+from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, Explained, assignments, explain
 from deltafuse.rule import project, relative, run_rule
@@ -42,6 +41,9 @@ TEXTS.update({
 
 #: Reasons of a site that is the rule but cannot be taken out of its graph.
 REFUSALS = frozenset({"inner-value-used", "not-convex", "no-output"})
+
+#: Reasons after which operands lower down are tried.
+_UNREAD = frozenset({"not-the-rule", "not-equal", "dims-unknown"})
 
 #: Relative, in double; of 235 proofs seen 224 were below 1e-14.
 BAR = 1e-12
@@ -98,56 +100,30 @@ def prove(
     model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, worker: Worker, candidate: Candidate
 ) -> Proven | Reason:
     """Proves one candidate; every step that fails ends with its reason."""
-    roots, norms, floors = _prepare(model, kinds, shapes, worker, candidate)
     chains = region.exits(model.graph, candidate)
-    guard = find_guard(model.graph, shapes, candidate.nodes, candidate.roots, floors)
-    if guard is not None:
-        return guard
-    setting = _Setting(model, kinds, shapes, pattern, worker, candidate, roots, norms, chains)
+    first: Reason | None = None
+    for reading in readings(model, kinds, shapes, worker, candidate):
+        guard = find_guard(model.graph, shapes, candidate.nodes, candidate.roots, reading.floors)
+        if guard is not None:
+            return guard
+        setting = _Setting(model, kinds, shapes, pattern, worker, candidate, reading.roots, reading.norms, chains)
+        outcome = _prove_reading(setting)
+        if not isinstance(outcome, Reason):
+            return outcome
+        first = outcome if first is None else first
+        if outcome.code not in _UNREAD:
+            break
+    return first if first is not None else Reason("no-output")
+
+
+def _prove_reading(setting: _Setting) -> Proven | Reason:
     bench = _open(setting)
     if isinstance(bench, Reason):
         return bench
     outcome = _prove_on(setting, bench)
     if isinstance(outcome, Reason):
-        worker.unload(bench.session)
+        setting.worker.unload(bench.session)
     return outcome
-
-
-def _prepare(
-    model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate
-) -> tuple[tuple[int, ...], dict[int, Norm], set[int]]:
-    """The values to cut at, the norms behind them, and the nodes of norms that have a floor."""
-    roots: list[int] = []
-    norms: dict[int, Norm] = {}
-    floors: set[int] = set()
-    for root in candidate.roots:
-        chain = region.role_chain(model.graph, kinds, candidate, root)
-        start = root
-        for before, after in zip(chain, chain[1:], strict=False):
-            if _single_step(model, kinds, before, after):
-                continue
-            taken = take_norm(model, kinds, shapes, before, after)
-            dtype = shapes.dtype(before)
-            if isinstance(taken, Reason) or dtype is None or root in norms:
-                start = after
-                continue
-            nodes, initializers, source_nodes = taken
-            norm = prove_norm(worker, nodes, initializers, dtype, model.opset_imports.get("", 17), model.graph.name(root))
-            if isinstance(norm, Reason):
-                start = after
-                continue
-            norms[root] = norm
-            floors.update(source_nodes if norm.kind == "max" else ())
-        if start != root:
-            norms.pop(root, None)
-        roots.append(start)
-    return tuple(roots), norms, floors
-
-
-def _single_step(model: Model, kinds: bytearray, before: int, after: int) -> bool:
-    graph = model.graph
-    data = [value for value in graph.node_inputs[graph.producer[after]] if kinds[value] == Kind.DATA]
-    return data == [before]
 
 
 def _open(setting: _Setting) -> Bench | Reason:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx
-
 from deltafuse.edits import Changes, Edit, Insertion, build
 from deltafuse.errors import UserError
 from deltafuse.patch import Record
-from deltafuse.protobuf import fields
-from deltafuse.record import node_digest
+from deltafuse.restore_sites import SHARED, Node, Site, given_values, shared_nodes, site_of, writer_of, written_by
 from deltafuse.restore_types import declared, undeclare, unpin
-from deltafuse.subgraphs import attribute_graphs, free_names
 from deltafuse.wire import Model
 
 __all__ = ["Restoration", "restore", "runnable"]
@@ -36,57 +32,40 @@ class Restoration:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Node:
-    """A node of the original that was removed: its bytes and the names it writes and reads (subgraphs included)."""
-
-    payload: bytes
-    outputs: tuple[str, ...]
-    reads: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Site:
-    """One site: the fused nodes that stand for it, the original's nodes in runs."""
-
-    name: str
-    fused: tuple[int, ...]
-    runs: tuple[tuple[_Node, ...], ...]
-
-    @property
-    def nodes(self) -> Iterator[_Node]:
-        return (node for run in self.runs for node in run)
-
-
 def restore(model: Model, record: Record, sites: Sequence[str]) -> Restoration:
     """Works out how to put `sites` back; those whose nodes were changed are refused.
 
     Raises:
         UserError: ``record-mismatch``: the record is of another model; ``site-changed``: no site can be put back.
     """
-    candidates, refused = dict[str, _Site](), dict[str, str]()
+    candidates, refused = dict[str, Site](), dict[str, str]()
     for name in sites:
-        fused = _claim(model, record, name)
-        if isinstance(fused, str):
-            refused[name] = fused
+        site = site_of(model, record, name)
+        if isinstance(site, str):
+            refused[name] = site
         else:
-            candidates[name] = _Site(name, fused, tuple(_runs(record, name)))
+            candidates[name] = site
+    shared = shared_nodes(model, record, candidates)
+    if shared.runs:
+        candidates[SHARED] = shared
     while problems := dict(_conflicts(model, candidates)):
         refused |= problems
         candidates = {name: site for name, site in candidates.items() if name not in problems}
-    if not candidates:
+    refused.pop(SHARED, None)
+    restored = tuple(name for name in candidates if name != SHARED)
+    if not restored:
         raise _nothing_left(model, record, refused)
-    last = set(record.sites) <= set(candidates)
+    last = set(record.sites) <= set(restored)
     changes = _changes(model, record, candidates)
     pins, notes = unpin(model, record) if last else ([], [])
-    extra = [*pins, *undeclare(model, record, candidates.keys(), _written(candidates))]
-    return Restoration(build(model, changes, extra), tuple(candidates), tuple(refused.items()), tuple(notes))
+    extra = [*pins, *undeclare(model, record, set(restored), written_by(candidates))]
+    return Restoration(build(model, changes, extra), restored, tuple(refused.items()), tuple(notes))
 
 
 def runnable(model: Model) -> bool:
     """Whether all that a node reads is given or written by a node before it."""
     graph = model.graph
-    given = _given(model)
+    given = given_values(model)
     written = bytearray(len(graph.value_names))
     for node, inputs in enumerate(graph.node_inputs):
         for value in (*inputs, *graph.captures.get(node, ())):
@@ -97,55 +76,14 @@ def runnable(model: Model) -> bool:
     return True
 
 
-def _given(model: Model) -> set[int]:
-    graph = model.graph
-    return {0, *graph.inputs, *graph.initializers, *(d.value for d in model.declarations if d.number == 11)}
-
-
-def _claim(model: Model, record: Record, site: str) -> tuple[int, ...] | str:
-    """The nodes that were inserted for a site, or what became of them."""
-    graph = model.graph
-    claimed: list[int] = []
-    for digest in record.digests:
-        if digest.site != site or digest.number != 1:
-            continue
-        node = _writer(model, digest.name)
-        if node < 0:
-            return f"the node that wrote {digest.name} is no longer there"
-        if node_digest(graph.node(node)) != digest.digest:
-            return f"the node that writes {digest.name} was changed"
-        claimed.append(node)
-    return tuple(claimed)
-
-
-def _runs(record: Record, site: str) -> Iterator[tuple[_Node, ...]]:
-    for entry in record.entries:
-        if entry.site == site and entry.kind == "nodes" and entry.removed:
-            raw = entry.removed
-            spans = [(begin, stop) for _, _, _, begin, stop, _ in fields(raw, 0, len(raw))]
-            yield tuple(_node(raw[begin:stop]) for begin, stop in spans)
-
-
-def _node(payload: bytes) -> _Node:
-    node = onnx.NodeProto.FromString(payload)
-    reads = dict.fromkeys(filter(None, node.input))
-    for number, _, _, begin, stop, _ in fields(payload, 0, len(payload)):
-        if number == 5:
-            for graph in attribute_graphs(payload, begin, stop):
-                reads.update(dict.fromkeys(name.decode() for name in free_names(payload, graph)))
-    return _Node(payload, tuple(filter(None, node.output)), tuple(reads))
-
-
-def _written(sites: Mapping[str, _Site]) -> set[str]:
-    return {name for site in sites.values() for node in site.nodes for name in node.outputs}
-
-
-def _conflicts(model: Model, sites: Mapping[str, _Site]) -> Iterator[tuple[str, str]]:
+def _conflicts(model: Model, sites: Mapping[str, Site]) -> Iterator[tuple[str, str]]:
     """Sites that cannot be put back beside what the file is now."""
     graph = model.graph
     fused = {node for site in sites.values() for node in site.fused}
-    written = _written(sites)
-    there = {value for value, node in enumerate(graph.producer) if node >= 0 and node not in fused} | _given(model)
+    written = written_by(sites)
+    there = {value for value, node in enumerate(graph.producer) if node >= 0 and node not in fused} | given_values(
+        model
+    )
     outputs = set(graph.outputs)
     for site in sites.values():
         own = [value for node in site.fused for value in graph.node_outputs[node] if value]
@@ -162,39 +100,30 @@ def _conflicts(model: Model, sites: Mapping[str, _Site]) -> Iterator[tuple[str, 
             yield site.name, f"it needs the value {gone[0]}, which is no longer there"
 
 
-def _changes(model: Model, record: Record, sites: Mapping[str, _Site]) -> Changes:
+def _changes(model: Model, record: Record, sites: Mapping[str, Site]) -> Changes:
     fused = sorted(node for site in sites.values() for node in site.fused)
-    places = _places(model, record, sites, set(fused))
+    places = _places(model, sites, set(fused))
     groups, pulled = _arrange(model, places, set(fused))
-    infos = tuple(declared(model, record, sites.keys()))
+    infos = tuple(declared(model, record, sites.keys() - {SHARED}))
     inserted = [Insertion("", before, tuple(payloads)) for before, payloads in groups.items()]
     return Changes(
         removed=(("", (*fused, *pulled)),), inserted=(*inserted, Insertion("", len(model.graph.op), (), infos))
     )
 
 
-def _places(model: Model, record: Record, sites: Mapping[str, _Site], fused: set[int]) -> dict[int, list[_Node]]:
+def _places(model: Model, sites: Mapping[str, Site], fused: set[int]) -> dict[int, list[Node]]:
     """Node index -> original nodes to put in front of it, as near to their old place as the file tells."""
-    places: dict[int, list[_Node]] = {}
-    runs = {name: iter(site.runs) for name, site in sites.items()}
-    for entry in record.entries:
-        if entry.site not in runs or entry.kind != "nodes" or not entry.removed:
-            continue
-        nodes = next(runs[entry.site])
-        before, after = (_writer(model, name) for name in (entry.before, entry.after))
+    places: dict[int, list[Node]] = {}
+    for run in sorted((run for site in sites.values() for run in site.runs), key=lambda run: run.start):
+        before, after = (writer_of(model, name) for name in (run.before, run.after))
         if before < 0 or before in fused:
             before = after + 1 if after >= 0 and after not in fused else max(fused)
-        places.setdefault(before, []).extend(nodes)
+        places.setdefault(before, []).extend(run.nodes)
     return places
 
 
-def _writer(model: Model, name: str) -> int:
-    value = model.graph.find(name) if name else None
-    return -1 if value is None else model.graph.producer[value]
-
-
 def _arrange(
-    model: Model, places: Mapping[int, list[_Node]], fused: set[int]
+    model: Model, places: Mapping[int, list[Node]], fused: set[int]
 ) -> tuple[dict[int, list[bytes]], list[int]]:
     """Puts new and kept nodes in a topological order that moves as few as it can.
 
@@ -202,19 +131,19 @@ def _arrange(
         node index -> messages to insert in front of it; the kept nodes that had to go forward (among those messages).
     """
     graph = model.graph
-    items: list[_Node | int] = []
+    items: list[Node | int] = []
     before: list[int] = []
     for index in range(len(graph.op) + 1):
         new = places.get(index, [])
         kept = [index] if index < len(graph.op) and index not in fused else []
         items += [*new, *kept]
         before += [index] * (len(new) + len(kept))
-    writer = {name: at for at, item in enumerate(items) if isinstance(item, _Node) for name in item.outputs}
+    writer = {name: at for at, item in enumerate(items) if isinstance(item, Node) for name in item.outputs}
     place = {item: at for at, item in enumerate(items) if isinstance(item, int)}
 
     def needs(at: int) -> list[int]:
         item = items[at]
-        if isinstance(item, _Node):
+        if isinstance(item, Node):
             values: Iterable[int | None] = map(graph.find, item.reads)
             names = [writer[name] for name in item.reads if name in writer]
         else:
@@ -227,7 +156,7 @@ def _arrange(
     pulled: list[int] = []
     for at, root in _emit(len(items), needs):
         item = items[at]
-        if isinstance(item, _Node):
+        if isinstance(item, Node):
             groups.setdefault(before[root], []).append(item.payload)
         elif at != root:
             groups.setdefault(before[root], []).append(graph.node(item).SerializeToString())

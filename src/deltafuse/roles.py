@@ -28,7 +28,6 @@ class Assignment:
         layouts: role -> layout.
         sizes: letter -> size, in the run that was looked at.
         norms: value id -> norm, for query and key.
-        tiled: see `Preparation`.
         scale: factor on the query, 1.0 until outputs were compared.
     """
 
@@ -36,13 +35,12 @@ class Assignment:
     layouts: Mapping[str, str]
     sizes: Mapping[str, int]
     norms: Mapping[int, Norm] = field(default_factory=dict)
-    tiled: bool = False
     scale: float = 1.0
 
     def preparation(self) -> Preparation:
         """What the recurrence needs to know beside the operands."""
         return Preparation(
-            self.norms.get(self.values["query"]), self.norms.get(self.values["key"]), self.tiled, "state" not in self.values
+            self.norms.get(self.values["query"]), self.norms.get(self.values["key"]), "state" not in self.values
         )
 
     def read(self, feeds: Mapping[int, Array]) -> Operands:
@@ -117,10 +115,7 @@ def _queries(
     for query_layout, with_query in layouts.fits(layouts.QUERIES, feeds[query].shape, known):
         for key_layout, sizes in layouts.fits(layouts.QUERIES, feeds[key].shape, with_query):
             vectors = {"query": (query, query_layout), "key": (key, key_layout), "value": (value, value_layout)}
-            full = _extend(start, vectors, sizes)
-            yield full
-            if 1 < sizes["N"] < sizes["H"]:
-                yield Assignment(full.values, full.layouts, full.sizes, full.norms, tiled=True)
+            yield _extend(start, vectors, sizes)
 
 
 def _extend(start: Assignment, roles: Mapping[str, tuple[int, str]], sizes: Mapping[str, int]) -> Assignment:
@@ -154,9 +149,7 @@ def explain(
     scale = next((s for s in scales.values() if s), 0.0)
     if not scale:
         return None
-    scaled = Assignment(
-        assignment.values, assignment.layouts, sizes, assignment.norms, tiled=assignment.tiled, scale=scale
-    )
+    scaled = Assignment(assignment.values, assignment.layouts, sizes, assignment.norms, scale)
     outs = {value: layout for value, layout, plain in likely if relative(plain @ projection, out * scale) < _SCREEN}
     finals = {
         value: layout

@@ -11,10 +11,11 @@ from typing import Literal, TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from deltafuse.edits import Edit, append_metadata, apply, with_sizes
+from deltafuse.edits import Edit, append_metadata, apply
 from deltafuse.errors import UserError
 from deltafuse.external import carry, undo
 from deltafuse.files import adopt, atomic, check_output
+from deltafuse.partial import remaining_edits
 from deltafuse.patch import Record, damaged, edits_of, encode, to_text, undo_edits
 from deltafuse.protobuf import WireError
 from deltafuse.record import KEY, Found, Hashing, find, pointer_text, publish, sidecar_file, sidecar_path
@@ -198,8 +199,7 @@ def _some(
     """Restores some sites of a file that is as it was written: undo all, then do the others again."""
     step = _undo(model, found, sites, folder / "original.onnx", output, None)
     original = replace(scan(step.path), path=model.path)
-    kept = [edit for edit in edits_of(found.record, found.body) if edit.site not in sites and edit.kind != "size"]
-    edits = with_sizes(original, kept)
+    edits = remaining_edits(original, edits_of(found.record, found.body), sites)
     with atomic(folder / "some.onnx") as file:
         apply(original.data, edits, file)
     if runnable(original) and not runnable(scan(folder / "some.onnx")):

@@ -17,13 +17,11 @@ class Preparation:
     """What lies between the operands and the recurrence.
 
     Attributes:
-        tiled: value head h reads key head h % N instead of h // (H/N).
         stateless: the state starts at zero whatever the operands say.
     """
 
     query_norm: Norm | None
     key_norm: Norm | None
-    tiled: bool
     stateless: bool
 
 
@@ -31,7 +29,7 @@ def run_rule(recurrence: Recurrence, operands: Operands, how: Preparation) -> tu
     """Out [B, T, H, V] and final state [B, H, K, V] for scale 1."""
     repeats = operands.value.shape[2] // operands.query.shape[2]
     query, key = (
-        _repeat(x if norm is None else normalise(x, norm.kind, norm.eps), repeats, tiled=how.tiled)
+        _repeat(x if norm is None else normalise(x, norm.kind, norm.eps), repeats)
         for x, norm in ((operands.query, how.query_norm), (operands.key, how.key_norm))
     )
     state = np.zeros_like(operands.state) if how.stateless else operands.state
@@ -52,10 +50,9 @@ def first_tokens(operands: Operands, count: int) -> Operands:
     )  # fmt: skip
 
 
-def _repeat(x: Array, repeats: int, *, tiled: bool) -> Array:
-    if repeats == 1:
-        return x
-    return np.tile(x, (1, 1, repeats, 1)) if tiled else np.repeat(x, repeats, axis=2)
+def _repeat(x: Array, repeats: int) -> Array:
+    """Value head h reads key head h // repeats."""
+    return x if repeats == 1 else np.repeat(x, repeats, axis=2)
 
 
 def relative(found: Array, wanted: Array) -> float:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deltafuse import region
-from deltafuse.classes import Kind
 from deltafuse.edits import Changes, Insertion
 from deltafuse.graph import Graph
 from deltafuse.match import Match, Plan
 from deltafuse.pinning import PinPlan
 
 
-def changes_of(graph: Graph, kinds: bytearray, plans: Sequence[Plan], pins: PinPlan | None) -> Changes:
+def changes_of(graph: Graph, plans: Sequence[Plan], pins: PinPlan | None) -> Changes:
     """What is to be changed in the file to fuse the planned sites and pin the axes."""
-    removed = _removed(graph, kinds, plans)
+    removed = _removed(graph, plans)
     gone = frozenset(node for _, nodes in removed for node in nodes)
     inserted: list[Insertion] = []
     moved: list[tuple[str, int, int]] = []
@@ -25,11 +24,11 @@ def changes_of(graph: Graph, kinds: bytearray, plans: Sequence[Plan], pins: PinP
     return Changes(removed, tuple(inserted), tuple(moved), () if pins is None else pins.retyped)
 
 
-def _removed(graph: Graph, kinds: bytearray, plans: Sequence[Plan]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _removed(graph: Graph, plans: Sequence[Plan]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The dead nodes by site.
 
-    Some die only because several sites go (one exporter shares shape arithmetic between layers): they count to the
-    first site. Constants that sites share stay, so that one site can be rolled back without the others.
+    Some die only because several sites go (exporters share constants and shape arithmetic between layers): they count
+    to the first site.
     """
     own = {node: plan.match.name for plan in reversed(plans) for node in plan.match.nodes}
     joint = region.dead_nodes(
@@ -38,7 +37,7 @@ def _removed(graph: Graph, kinds: bytearray, plans: Sequence[Plan]) -> tuple[tup
         [role.value for plan in plans for role in plan.match.operands()],
     )
     first = plans[0].match.name
-    shared = [n for n in joint if n not in own and kinds[graph.node_outputs[n][0]] != Kind.CONSTANT]
+    shared = [node for node in joint if node not in own]
     by_site: dict[str, list[int]] = {plan.match.name: list(plan.match.nodes) for plan in plans}
     by_site[first] += shared
     return tuple((name, tuple(sorted(nodes))) for name, nodes in by_site.items())

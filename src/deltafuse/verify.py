@@ -47,7 +47,8 @@ def verify(
         Exit 0 where all is equal, else 5.
 
     Raises:
-        UserError: a file cannot be read, or the second has no fused site that the first lacks.
+        UserError: a file or a constant beside it cannot be read, or the second file has no fused site that the first
+            lacks.
     """
     shown = progress or SilentProgress()
     shown.start("comparing")
@@ -73,6 +74,8 @@ def verify(
 
 
 def _verdict(pair: Pair | Reason, name: str, worker: Worker, known: dict[bytes, SiteVerdict]) -> SiteVerdict:
+    if isinstance(pair, Reason) and pair.code.startswith("external-data"):
+        raise UserError(pair.code, pair.text)
     if isinstance(pair, Reason):
         return SiteVerdict(name, "differs", None, None, 0, (), reason=finding(pair))
     if pair.key in known:

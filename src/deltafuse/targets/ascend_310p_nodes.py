@@ -102,9 +102,15 @@ def plan(match: Match, kernel: Kernel, tokens: int | None, *, pin: bool) -> Plan
 
 def _operands(emitter: Emitter, match: Match, tokens: int | None) -> dict[str, str]:
     key_sizes, value_sizes = _sizes(match, "key", tokens), _sizes(match, "value", tokens)
+    query = operand(emitter, "query", match.query, "THD", key_sizes, match.query_norm, _FLOAT16)
+    key = operand(emitter, "key", match.key, "THD", key_sizes, match.key_norm, _FLOAT16)
+    if match.tiled:
+        # The kernel gives key head h to a group of neighbours; heads in another order are written out.
+        repeats = emitter.constant("repeats", np.array([1, match.dims.value_heads // match.dims.key_heads, 1]))
+        query, key = (emitter.node("Tile", f"{n}/tile", (v, repeats)) for n, v in (("query", query), ("key", key)))
     return {
-        "query": operand(emitter, "query", match.query, "THD", key_sizes, match.query_norm, _FLOAT16),
-        "key": operand(emitter, "key", match.key, "THD", key_sizes, match.key_norm, _FLOAT16),
+        "query": query,
+        "key": key,
         "value": operand(emitter, "value", match.value, "THD", value_sizes, None, _FLOAT16),
         "beta": operand(emitter, "beta", match.beta, "TH", value_sizes, None, _FLOAT16),
         "g": operand(emitter, "g", match.g, "TH", value_sizes, None, int(TensorProto.FLOAT)),
@@ -191,7 +197,7 @@ def _attributes(match: Match, kernel: Kernel) -> dict[str, Attribute]:
 def _sizes(match: Match, heads_of: str, tokens: int | None) -> Sizes:
     dims = match.dims
     heads, size = (dims.key_heads, dims.key_dim) if heads_of == "key" else (dims.value_heads, dims.value_dim)
-    return {"B": 1, "T": tokens, "H": heads, "D": size, "K": dims.key_dim, "V": dims.value_dim}
+    return {"B": 1, "T": tokens, "H": heads, "D": size, "K": dims.key_dim, "V": dims.value_dim, "1": 1}
 
 
 def _properties(match: Match) -> dict[str, str]:
