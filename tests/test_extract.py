@@ -6,13 +6,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hand_match import FLOAT, HALF, NUMPY, Site, arrange, arrays, l2norm, match, recurrence
 from onnx import TensorProto, helper
 
 from deltafuse import targets
 from deltafuse.extract import extract_site
 from deltafuse.lowering import fused_type
 from deltafuse.targets import TargetOptions
+from hand_match import FLOAT, HALF, NUMPY, Site, arrange, arrays, l2norm, match, recurrence
 
 
 def cut(site: Site) -> onnx.ModelProto:

@@ -16,6 +16,13 @@ def test_get_returns_the_target_of_that_name():
     assert "ascend-310p" in targets.names()
 
 
+def test_every_target_lists_its_limits():
+    for name in targets.names():
+        limits = targets.get(name).limits
+        assert limits
+        assert all(limit.code and limit.fact and limit.mark in "VSA" for limit in limits)
+
+
 def test_an_unknown_target_is_a_user_error_that_lists_the_known():
     with pytest.raises(UserError, match="ascend-310p") as caught:
         targets.get("ascend-999")

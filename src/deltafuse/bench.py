@@ -32,18 +32,18 @@ class Binding:
 
     Attributes:
         batch, tokens: what the free axes are bound to, None where an axis is fixed.
-        batch_dim, tokens_dim: the symbolic sizes of these axes.
+        batch_dims, tokens_dims: the symbolic sizes of these axes; exporters may give each operand its own.
     """
 
     numbers: Mapping[str, int]
     batch: int | None
     tokens: int | None
-    batch_dim: Dim | None
-    tokens_dim: Dim | None
+    batch_dims: tuple[Dim, ...]
+    tokens_dims: tuple[Dim, ...]
 
     def at(self, tokens: int | None, batch: int | None) -> Binding | None:
         """The same for other sizes; None where the symbols cannot give them."""
-        numbers = solve({self.tokens_dim: tokens, self.batch_dim: batch}, tuple(self.numbers))
+        numbers = _numbers(self.tokens_dims, tokens, self.batch_dims, batch, tuple(self.numbers))
         return None if numbers is None else replace(self, numbers=numbers, batch=batch, tokens=tokens)
 
 
@@ -104,7 +104,8 @@ def bindings(
 ) -> Iterator[Binding]:
     """Ways to give the symbols numbers: batch 2 before 1, token counts in the order of `TOKENS`.
 
-    Which axis of the log decay is time is not known yet: both readings are tried.
+    Which axis of the log decay is time is not known yet: both readings are tried, and the other operands are taken to
+    have batch and time where it has them.
     """
     known = (*shapes.values(), *sizes.values())
     free = sorted({symbol for shape in known for dim in shape for symbol in symbols(dim)})
@@ -113,36 +114,53 @@ def bindings(
         groups = layouts.axes(layout)
         if len(groups) != len(shapes[g]):
             continue
-        by_letter = dict(zip(groups, shapes[g], strict=True))
-        for tokens in _options(by_letter.get("T"), TOKENS):
-            for batch in _options(by_letter.get("B"), (2, 1)):
-                numbers = solve({by_letter.get("T"): tokens, by_letter.get("B"): batch}, free)
-                key = tuple(sorted(numbers.items())) if numbers is not None else None
-                if numbers is None or key is None or key in seen:
+        tokens_dims, batch_dims = (_dims_at(shapes, g, groups, letter) for letter in "TB")
+        for tokens in TOKENS if tokens_dims else (None,):
+            for batch in (2, 1) if batch_dims else (None,):
+                numbers = _numbers(tokens_dims, tokens, batch_dims, batch, free)
+                if numbers is None or tuple(sorted(numbers.items())) in seen:
                     continue
-                seen.add(key)
-                yield Binding(numbers, batch, tokens, by_letter.get("B"), by_letter.get("T"))
+                seen.add(tuple(sorted(numbers.items())))
+                yield Binding(numbers, batch, tokens, batch_dims, tokens_dims)
 
 
-def _options(dim: Dim | None, choices: Sequence[int]) -> Sequence[int | None]:
-    return (None,) if dim is None or isinstance(dim, int) else choices
+def _dims_at(shapes: Mapping[int, tuple[Dim, ...]], g: int, groups: Sequence[str], letter: str) -> tuple[Dim, ...]:
+    """The free sizes of one axis, in every operand that has it; none where the log decay's is fixed."""
+    if letter not in groups:
+        return ()
+    axis = groups.index(letter)
+    own = shapes[g][axis]
+    if isinstance(own, int):
+        return ()
+    others = [shape[axis] for value, shape in shapes.items() if value != g and len(shape) > axis]
+    return tuple(dict.fromkeys([own, *(dim for dim in others if not isinstance(dim, int))]))
 
 
-def solve(wanted: Mapping[Dim | None, int | None], free: Sequence[str]) -> dict[str, int] | None:
-    """Numbers for the free symbols at which each dim is what is wanted; None where there are none."""
+def _numbers(
+    tokens_dims: Sequence[Dim], tokens: int | None, batch_dims: Sequence[Dim], batch: int | None, free: Sequence[str]
+) -> dict[str, int] | None:
+    """Numbers for the free symbols at which these dims have these sizes; None where there are none."""
     numbers: dict[str, int] = {}
-    for dim, size in wanted.items():
-        if dim is None or isinstance(dim, int) or size is None:
+    wanted = [*((dim, tokens) for dim in tokens_dims), *((dim, batch) for dim in batch_dims)]
+    for dim, size in wanted:
+        if size is None:
             continue
         unknown = [symbol for symbol in symbols(dim) if symbol not in numbers]
-        for symbol in unknown[1:]:
-            numbers[symbol] = 1
-        found = next((n for n in range(1, 2 * size + 130) if evaluate(dim, {**numbers, **dict.fromkeys(unknown[:1], n)}) == size), None)
+        numbers.update(dict.fromkeys(unknown[1:], 1))
+        found = _invert(dim, size, numbers, unknown[:1])
         if found is None:
             return None
-        numbers.update(dict.fromkeys(unknown[:1], found))
+        numbers.update(found)
     rest = [symbol for symbol in free if symbol not in numbers]
-    numbers.update({symbol: _OTHERS[i % len(_OTHERS)] for i, symbol in enumerate(rest)})
-    return numbers
+    return numbers | {symbol: _OTHERS[i % len(_OTHERS)] for i, symbol in enumerate(rest)}
 
 
+def _invert(dim: Dim, size: int, numbers: Mapping[str, int], unknown: Sequence[str]) -> dict[str, int] | None:
+    """The number for one symbol at which a dim has a size; {} where none is needed."""
+    for guess in (size, *range(1, 2 * size + 130)):
+        trial = dict.fromkeys(unknown, guess)
+        if evaluate(dim, {**numbers, **trial}) == size:
+            return trial
+        if not unknown:
+            return None
+    return None

@@ -103,7 +103,7 @@ class _Classifier:
 
     def _settle(self, value: int, op: str) -> int:
         head = self._source(value)
-        if head is None or op in _WEIGHTED or (op == "MatMul" and not _square(head)):
+        if head is None or op in _WEIGHTED or (op == "MatMul" and _oblong(head)):
             return Kind.WEIGHT
         array = read_tensor(self._model, head, _LIMIT)
         if isinstance(array, Reason) or not _structural(array):
@@ -128,8 +128,9 @@ def _of_tensor(head: TensorHead) -> int:
     return Kind.WEIGHT if len([d for d in head.dims if d > 1]) < 2 and len(head.dims) < 3 or size > _LIMIT // 2 else _UNSETTLED
 
 
-def _square(head: TensorHead) -> bool:
-    return len(head.dims) >= 2 and head.dims[-1] == head.dims[-2]
+def _oblong(head: TensorHead) -> bool:
+    """A matrix that is not square is a weight; a square one may be a mask, one with more axes a zero state."""
+    return len(head.dims) == 2 and head.dims[0] != head.dims[1]
 
 
 def _structural(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
