@@ -36,7 +36,6 @@ class Site:
     norm: Norm | None = None
     scale: float = 0.3
     valid: tuple[int, int] | None = None
-    tiled: bool = False
 
 
 def l2norm(dtype: int, eps: float = 1e-6, kind: str = "rsqrt") -> Norm:
@@ -99,7 +98,6 @@ def match(site: Site) -> Match:
         nodes=(),
         class_key=b"",
         proof=Proof(0.0, 3),
-        tiled=site.tiled,
     )
 
 
@@ -150,7 +148,7 @@ def recurrence(site: Site, draw: dict[str, np.ndarray]) -> tuple[np.ndarray, np.
         q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + site.norm.eps) for x in (q, k))
     state = np.zeros_like(draw["state"][0]) if site.state_layout is None else draw["state"][0].copy()
     group, out = site.value_heads // site.key_heads, np.zeros_like(v)
-    reads = [h % site.key_heads if site.tiled else h // group for h in range(site.value_heads)]
+    reads = [h // group for h in range(site.value_heads)]
     for t in range(v.shape[0]):
         for h in range(site.value_heads):
             state[h] *= np.exp(g[t, h])

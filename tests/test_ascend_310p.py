@@ -450,7 +450,6 @@ SITES = {
     "prefill, value-major state": Site(state_layout="BHVK", final_layout="BHVK"),
     "prefill, square state": Site(key_dim=16, value_dim=16),
     "prefill, square value-major state": Site(key_dim=16, value_dim=16, state_layout="BHVK", final_layout="BHVK"),
-    "prefill, tiled heads": Site(key_heads=2, value_heads=6, tiled=True, norm=l2norm(FLOAT)),
     "prefill, odd sizes": Site(key_dim=10, value_dim=6),
     "prefill, static": Site(tokens=11, batch=1),
     "decode": Site(tokens=1),

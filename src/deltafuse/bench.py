@@ -16,9 +16,11 @@ from deltafuse.probe import Cut, to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.worker import Session, Worker
 
-TEXTS.update({
-    "dims-unknown": "the size of {value} is not known; run onnx shape inference on the model first",
-})
+TEXTS.update(
+    {
+        "dims-unknown": "the size of {value} is not known; run onnx shape inference on the model first",
+    }
+)
 
 #: Token counts tried where the axis is free: few first, then past one chunk of 16, 32, 64, 128.
 TOKENS = (5, 3, 17, 33, 67, 100, 130, 200, 300, 520, 2, 1)
@@ -99,9 +101,7 @@ def open_bench(
     return session if isinstance(session, Reason) else Bench(worker, session, names, cut, shapes, sizes)
 
 
-def bindings(
-    shapes: Mapping[int, tuple[Dim, ...]], sizes: Mapping[int, tuple[Dim, ...]], g: int
-) -> Iterator[Binding]:
+def bindings(shapes: Mapping[int, tuple[Dim, ...]], sizes: Mapping[int, tuple[Dim, ...]], g: int) -> Iterator[Binding]:
     """Ways to give the symbols numbers: batch 2 before 1, token counts in the order of `TOKENS`.
 
     Which axis of the log decay is time is not known yet: both readings are tried, and the other operands are taken to

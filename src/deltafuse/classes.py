@@ -35,7 +35,9 @@ _FLOATS = frozenset({
 })  # fmt: skip
 
 #: Operators whose float arrays are weights, whatever they hold.
-_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "Gather", "LSTM", "GRU", "RNN", "MatMulNBits", "DequantizeLinear"})
+_WEIGHTED = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "Gather", "LSTM", "GRU", "RNN", "MatMulNBits", "DequantizeLinear"}
+)
 
 #: Operators that hand an array on: whoever reads their result settles what it is.
 _CARRIERS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze"})
@@ -110,7 +112,6 @@ class _Classifier:
             return Kind.WEIGHT
         return Kind.CONSTANT
 
-
     def _source(self, value: int) -> TensorHead | None:
         graph = self._graph
         while (node := graph.producer[value]) >= 0 and graph.op[node] in _CARRIERS:
@@ -125,7 +126,11 @@ def _of_tensor(head: TensorHead) -> int:
     if size <= 1:
         return Kind.CONSTANT
     # One axis: a bias or a norm's scale, whatever it holds (freshly made ones are all equal).
-    return Kind.WEIGHT if len([d for d in head.dims if d > 1]) < 2 and len(head.dims) < 3 or size > _LIMIT // 2 else _UNSETTLED
+    return (
+        Kind.WEIGHT
+        if (len([d for d in head.dims if d > 1]) < 2 and len(head.dims) < 3) or size > _LIMIT // 2
+        else _UNSETTLED
+    )
 
 
 def _oblong(head: TensorHead) -> bool:

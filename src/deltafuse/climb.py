@@ -107,7 +107,7 @@ class Climber:
         return [value for value in inputs if self._kinds[value] == Kind.DATA]
 
     def _gated(self, node: int) -> bool:
-        """x * sigmoid(x): an activation, not a product of two roots."""
+        """X * sigmoid(x): an activation, not a product of two roots."""
         graph = self._graph
         if graph.op[node] != "Mul" or len(graph.node_inputs[node]) != 2:
             return False

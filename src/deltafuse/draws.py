@@ -72,7 +72,8 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool) -> Operan
         g[:, t // 2] = how.plunge
     return Operands(
         query=_unit(rng.standard_normal((b, t, n, k))) * norm * rng.uniform(0.5, 1.5, (b, t, n, 1)),
-        key=_unit(_correlated(rng, (b, t, n, k), how.memory)) * (norm * rng.uniform(0.5, 1.5, (b, t, n, 1)) if normed else 1.0),
+        key=_unit(_correlated(rng, (b, t, n, k), how.memory))
+        * (norm * rng.uniform(0.5, 1.5, (b, t, n, 1)) if normed else 1.0),
         value=rng.standard_normal((b, t, h, v)) * how.scale,
         g=g,
         beta=rng.uniform(*how.beta, (b, t, h)),

@@ -12,9 +12,10 @@ from deltafuse.errors import InternalError
 from deltafuse.lowering import fused_type, lower_nodes
 from deltafuse.match import Match, Plan, Role
 from deltafuse.probe import to_double
-from deltafuse.prover import BAR, Trial
+from deltafuse.prover import BAR
 from deltafuse.reasons import Reason
 from deltafuse.rule import relative
+from deltafuse.trial import Trial
 from deltafuse.worker import Session, Worker
 
 #: Seeds that the prover did not use.
@@ -78,7 +79,9 @@ def _load(plan: Plan, worker: Worker, opset: int) -> Session:
     match = plan.match
     scales = {node.name: match.scale for node in plan.nodes if fused_type(node)}
     graph = onnx.GraphProto(name="emitted", node=lower_nodes(plan.nodes, scales))
-    roles = {role.name: role for role in (match.query, match.key, match.value, match.g, match.beta, match.state) if role}
+    roles = {
+        role.name: role for role in (match.query, match.key, match.value, match.g, match.beta, match.state) if role
+    }
     graph.input.extend(
         helper.make_tensor_value_info(role.name, role.dtype, [None] * len(role.shape)) for role in roles.values()
     )
@@ -92,4 +95,6 @@ def _load(plan: Plan, worker: Worker, opset: int) -> Session:
 
 
 def _bug(plan: Plan, what: str) -> InternalError:
-    return InternalError(f"the nodes emitted for {plan.match.name} ({plan.op}) are not equal to what they replace: {what}")
+    return InternalError(
+        f"the nodes emitted for {plan.match.name} ({plan.op}) are not equal to what they replace: {what}"
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,12 @@ def data_files(model: Model, also: Iterable[str] = (), *, allow_outside: bool = 
     return {location: locate(folder, location) for location in locations}
 
 
+def missing_notes(sizes: Mapping[str, int | None]) -> tuple[str, ...]:
+    """A note for each data file that is not there (size None): weights are not read, so the work goes on."""
+    text = "the external data file {} is missing: it was not needed here, but the model does not run without it"
+    return tuple(text.format(name) for name, size in sizes.items() if size is None)
+
+
 def carry(
     model: Model,
     output: Path,
@@ -100,9 +106,7 @@ def carry(
     files = data_files(model, also, allow_outside=allow_outside)
     sizes = {location: path.stat().st_size if path.is_file() else None for location, path in files.items()}
     if output.parent.resolve() == model.path.parent.resolve():
-        missing = [name for name, size in sizes.items() if size is None]
-        text = "the external data file {} is missing: it was not needed here, but the model does not run without it"
-        return Carried(sizes, notes=tuple(text.format(name) for name in missing))
+        return Carried(sizes, notes=missing_notes(sizes))
     # what an absolute location names is there for the output too
     pairs = [(path, locate(output.parent, name)) for name, path in files.items() if not Path(name).is_absolute()]
     todo = [pair for pair in pairs if not _is_there(*pair)]

@@ -88,14 +88,19 @@ class Finder:
         """How many operators were looked at as a possible start of the rule."""
         kinds, graph = self._kinds, self._graph
         return sum(
-            op in self._pattern.anchors and kinds[graph.node_outputs[node][0]] == Kind.DATA for node, op in enumerate(graph.op)
+            op in self._pattern.anchors and kinds[graph.node_outputs[node][0]] == Kind.DATA
+            for node, op in enumerate(graph.op)
         )
 
     def _anchors(self) -> dict[int, int]:
         graph, kinds = self._graph, self._kinds
         anchors: dict[int, int] = {}
         for node, op in enumerate(graph.op):
-            if op not in self._pattern.anchors or kinds[graph.node_outputs[node][0]] != Kind.DATA or self._activation(node):
+            if (
+                op not in self._pattern.anchors
+                or kinds[graph.node_outputs[node][0]] != Kind.DATA
+                or self._activation(node)
+            ):
                 continue
             roots = self._climber.decay_roots(graph.node_inputs[node][0])
             if len(roots) == 1:
@@ -108,7 +113,9 @@ class Finder:
         for add in graph.consumers[graph.node_outputs[node][0]]:
             if graph.op[add] != "Add" or not any(self._kinds[v] == Kind.CONSTANT for v in graph.node_inputs[add]):
                 continue
-            if any(graph.op[after] in ("Log", "Reciprocal", "Div") for after in graph.consumers[graph.node_outputs[add][0]]):
+            if any(
+                graph.op[after] in ("Log", "Reciprocal", "Div") for after in graph.consumers[graph.node_outputs[add][0]]
+            ):
                 return True
         return False
 
@@ -199,7 +206,11 @@ def _names(graph: Graph, cores: Sequence[list[int]]) -> list[str]:
 def _scope(graph: Graph, first: int) -> str:
     """The layer that the exporter's names or metadata put a core's first node in, or ""."""
     node = graph.node(first)
-    texts = [node.name, *node.output, *(prop.value for prop in node.metadata_props if "scope" in prop.key or "namespace" in prop.key)]
+    texts = [
+        node.name,
+        *node.output,
+        *(prop.value for prop in node.metadata_props if "scope" in prop.key or "namespace" in prop.key),
+    ]
     for text in texts:
         found = _SCOPE.search(text)
         if found:

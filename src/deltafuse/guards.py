@@ -14,13 +14,15 @@ from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 
-TEXTS.update({
-    "piecewise": "the operator {op} ({node}) changes the result only for some values (a clamp, a comparison, a choice by "
-    "data): no number of trials proves it away, so the site stays as it is; remove it from the model if it is not meant",
-    "unsupported-operator": "the operator {op} ({node}) is not known to be smooth in its data, so the site is not proven; "
-    "export it as plain arithmetic",
-    "unexplained-input": "the value {value} enters the site but is none of the rule's operands",
-})
+TEXTS.update(
+    {
+        "piecewise": "the operator {op} ({node}) changes the result only for some values (a clamp, a comparison, a choice by "
+        "data): no number of trials proves it away, so the site stays as it is; remove it from the model if it is not meant",
+        "unsupported-operator": "the operator {op} ({node}) is not known to be smooth in its data, so the site is not proven; "
+        "export it as plain arithmetic",
+        "unexplained-input": "the value {value} enters the site but is none of the rule's operands",
+    }
+)
 
 _PIECEWISE = frozenset({
     "Clip", "Max", "Min", "Abs", "Sign", "Floor", "Ceil", "Round", "Mod", "Relu", "LeakyRelu", "PRelu", "ThresholdedRelu",

@@ -85,7 +85,9 @@ def pack(array: npt.NDArray[Any], order: str, layout: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(moved.reshape([prod(sizes[letter] for letter in group) for group in groups]))
 
 
-def fits(layouts: Sequence[str], shape: Sequence[int], sizes: Mapping[str, int]) -> Iterator[tuple[str, dict[str, int]]]:
+def fits(
+    layouts: Sequence[str], shape: Sequence[int], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, dict[str, int]]]:
     """The layouts that a shape fits, with all sizes then known."""
     for layout in layouts:
         found = fit(layout, shape, sizes)

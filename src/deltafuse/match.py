@@ -104,7 +104,7 @@ class Match:
         scale: factor on the query, e.g. 1/sqrt(key_dim).
         nodes: every node of the site, dead once the outputs come from elsewhere (graph node ids, ascending).
         class_key: equal for sites whose cut graphs and cut inputs are equal: they share one proof.
-        tiled: value head h reads key head h % key_heads instead of h // (value_heads / key_heads).
+        sizes: values that hold shapes which the site reads.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Match:
     class_key: bytes
     proof: Proof
     notes: tuple[str, ...] = ()
-    tiled: bool = False
+    sizes: tuple[int, ...] = ()
 
     def operands(self) -> tuple[Role, ...]:
         """The roles that are read, without a missing state."""

@@ -19,10 +19,12 @@ from deltafuse.shapes import Shapes
 from deltafuse.wire import Model, read_tensor
 from deltafuse.worker import Array, Worker
 
-TEXTS.update({
-    "norm-unknown": "between {value} and the rule lies arithmetic that is no known L2 norm ({op}); "
-    "move it before the heads are repeated",
-})
+TEXTS.update(
+    {
+        "norm-unknown": "between {value} and the rule lies arithmetic that is no known L2 norm ({op}); "
+        "move it before the heads are repeated",
+    }
+)
 
 _REDUCTIONS = frozenset({"ReduceSum", "ReduceSumSquare", "ReduceL2"})
 _ARITHMETIC = _REDUCTIONS | {"Add", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Max", "Clip", "Cast"}
@@ -139,7 +141,9 @@ def _rename(nodes: Sequence[onnx.NodeProto], result: str) -> None:
         node.input[:] = ["y" if name == result else name for name in node.input]
 
 
-def norm_model(nodes: Sequence[onnx.NodeProto], initializers: Sequence[TensorProto], dtype: int, opset: int) -> onnx.ModelProto:
+def norm_model(
+    nodes: Sequence[onnx.NodeProto], initializers: Sequence[TensorProto], dtype: int, opset: int
+) -> onnx.ModelProto:
     """The norm alone as a model: ``x`` [n, D] to ``y`` [n, D]."""
     graph = onnx.GraphProto(name="norm", node=nodes, initializer=initializers)
     graph.input.append(helper.make_tensor_value_info("x", dtype, [None, None]))
@@ -176,7 +180,10 @@ def prove_norm(
     if not np.isfinite(divisor) or divisor <= 0:
         return unknown
     for kind, eps in (("rsqrt", divisor**2), ("max", divisor), ("rsqrt", 0.0)):
-        x = np.concatenate([directions * scale for scale in divisor * np.array([1e-3, 0.1, 0.5, 2, 10, 1e3])] + [directions, directions * 100])
+        x = np.concatenate(
+            [directions * scale for scale in divisor * np.array([1e-3, 0.1, 0.5, 2, 10, 1e3])]
+            + [directions, directions * 100]
+        )
         ran = worker.run(session, {"x": x})
         if isinstance(ran, Reason):
             return ran

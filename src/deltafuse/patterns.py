@@ -82,7 +82,9 @@ def load(folders: Sequence[Path] = (), names: Sequence[str] | None = None) -> tu
     found: dict[str, Pattern] = {}
     for folder in (shipped_folder(), *folders):
         if not folder.is_dir():
-            raise UserError("no-such-folder", f"the pattern folder {folder} does not exist; give an existing folder to --patterns")
+            raise UserError(
+                "no-such-folder", f"the pattern folder {folder} does not exist; give an existing folder to --patterns"
+            )
         for path in sorted(folder.glob("[!_]*.py")):
             pattern = _load(path)
             found[pattern.name] = pattern

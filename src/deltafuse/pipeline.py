@@ -12,24 +12,29 @@ from pathlib import Path
 from deltafuse import classes, edits, files, patterns, record, splice, targets
 from deltafuse.dims import Dim
 from deltafuse.emitted import prove_emitted
+from deltafuse.errors import InternalError
+from deltafuse.external import data_files, missing_notes
+from deltafuse.extract import extract_site
 from deltafuse.finder import Finder
 from deltafuse.lowering import fused_type
 from deltafuse.match import FuseReport, Match, NoMatch, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.pinning import PinPlan, pin
-from deltafuse.probe import Worker
-from deltafuse.prover import Trial
+from deltafuse.probe import Worker, cut_model
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 from deltafuse.sites import Site, prove_sites
 from deltafuse.targets.base import Target, TargetOptions
+from deltafuse.trial import Trial
 from deltafuse.wire import Model, scan
 
-TEXTS.update({
-    "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback, or give the original",
-    "left-out": "the site is the rule and was left out by {option}",
-})
+TEXTS.update(
+    {
+        "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback, or give the original",
+        "left-out": "the site is the rule and was left out by {option}",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,9 @@ def _plan(
 def _plan_site(options: FuseOptions, target: Target, site: Site) -> Plan | SiteReport:
     """The plan of one site, or the report of why there is none."""
     if isinstance(site, NoMatch):
-        return SiteReport(site.name, "near-miss" if site.near_miss else "refused", None, None, site.reason, (), site.nodes)
+        return SiteReport(
+            site.name, "near-miss" if site.near_miss else "refused", None, None, site.reason, (), site.nodes
+        )
     option = _left_out(options, site)
     if option:
         return SiteReport(
@@ -210,7 +217,7 @@ def _report(
         nodes_after=after,
         sites=reports,
         pinned=() if pins is None else pins.pinned,
-        notes=_notes(found, reports),
+        notes=(*_notes(found, reports), *_missing_data(found.model)),
         seconds=clock.seconds,
         exit=_exit(options, reports),
     )
@@ -224,6 +231,10 @@ def _notes(found: _Found, reports: Sequence[SiteReport]) -> tuple[str, ...]:
     if fused:
         return (f"already-fused: {Reason('already-fused', {'count': fused}).text}",)
     return (f"no site: {found.anchors} exponentials of data were looked at, none is the decay of a rule",)
+
+
+def _missing_data(model: Model) -> tuple[str, ...]:
+    return missing_notes({name: 0 if path.is_file() else None for name, path in data_files(model).items()})
 
 
 def _exit(options: FuseOptions, reports: Sequence[SiteReport]) -> int:
@@ -249,9 +260,21 @@ def _write(
         changes = splice.changes_of(found.model.graph, plans, pins)
         built = edits.build(found.model, changes)
         receipt = record.publish(found.model, built, output, options.record, progress=clock.progress.advance)
-    return replace(report, notes=(*report.notes, *receipt.notes))
+    return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))
 
 
 def _extract(folder: Path, found: _Found, plans: Sequence[Plan]) -> tuple[str, ...]:
-    del folder, found, plans
-    return ()
+    """Writes each planned site as stand-alone models; see `deltafuse.extract`."""
+    files: list[str] = []
+    for plan in plans:
+        match = plan.match
+        inputs = list(dict.fromkeys(role.value for role in match.operands()))
+        results = [role.value for role in match.results()]
+        cut = cut_model(found.model, found.shapes, inputs, results)
+        if isinstance(cut, Reason):
+            # Shapes of values of other layers are read: they become inputs.
+            cut = cut_model(found.model, found.shapes, [*inputs, *match.sizes], results)
+        if isinstance(cut, Reason):
+            raise InternalError(f"{match.name} was proven but cannot be cut out: {cut.text}")
+        files += map(str, extract_site(folder, plan, cut.model))
+    return tuple(files)

@@ -22,10 +22,12 @@ from deltafuse.worker import Session, Worker
 
 __all__ = ["Cut", "Session", "Worker", "backward_slice", "cut_model", "to_double"]
 
-TEXTS.update({
-    "cut-open": "the value {value} is computed from outside the site; the site cannot be run on its own",
-    "cut-type-unknown": "the element type of {value} is not known; run onnx shape inference on the model first",
-})
+TEXTS.update(
+    {
+        "cut-open": "the value {value} is computed from outside the site; the site cannot be run on its own",
+        "cut-type-unknown": "the element type of {value} is not known; run onnx shape inference on the model first",
+    }
+)
 
 #: Highest IR version that the oldest supported onnxruntime reads.
 _IR_VERSION = 10

@@ -11,10 +11,12 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from deltafuse.reasons import TEXTS, Reason
 
-TEXTS.update({
-    "no-double-kernel": "the operator {op} has no double precision form, so the site cannot be proven; "
-    "export it as plain operators",
-})
+TEXTS.update(
+    {
+        "no-double-kernel": "the operator {op} has no double precision form, so the site cannot be proven; "
+        "export it as plain operators",
+    }
+)
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
@@ -66,7 +68,9 @@ def _expand(graph: onnx.GraphProto) -> None:
     """Writes out onnxruntime's FusedMatMul, which has no double kernel."""
     if not any(node.op_type == "FusedMatMul" for node in graph.node):
         return
-    nodes = [part for node in graph.node for part in (_plain_product(node) if node.op_type == "FusedMatMul" else [node])]
+    nodes = [
+        part for node in graph.node for part in (_plain_product(node) if node.op_type == "FusedMatMul" else [node])
+    ]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from deltafuse import layouts, region
+from deltafuse import region
 from deltafuse.bench import Bench, Binding, bindings, open_bench
 from deltafuse.dims import Dim
-from deltafuse.draws import DRAWS, Array, Draw, Operands, draw
+from deltafuse.draws import DRAWS, Array
 from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
 from deltafuse.graph import Graph
@@ -21,23 +19,25 @@ from deltafuse.probe import cut_model
 from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, Explained, assignments, explain
-from deltafuse.rule import project, relative, run_rule
 from deltafuse.shapes import Shapes
+from deltafuse.trial import Trial
 from deltafuse.validity import find_range
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
 
-TEXTS.update({
-    "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) gives its "
-    "outputs; compare it with the rule's recurrence",
-    "not-equal": "the site follows {rule} on one draw but not on '{draw}' (relative error {error:.1e}); it is not the rule",
-    "inner-value-used": "the value {value} inside the site is read outside of it; fusing would take it away: "
-    "remove that reader or output",
-    "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
-    "decay-shape": "the log decay has the shape {shape}, not one number per token and head: a decay per channel (Kimi Delta "
-    "Attention, Gated DeltaNet-2) is another rule",
-    "no-output": "nothing outside reads the rule's output",
-})
+TEXTS.update(
+    {
+        "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) gives its "
+        "outputs; compare it with the rule's recurrence",
+        "not-equal": "the site follows {rule} on one draw but not on '{draw}' (relative error {error:.1e}); it is not the rule",
+        "inner-value-used": "the value {value} inside the site is read outside of it; fusing would take it away: "
+        "remove that reader or output",
+        "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
+        "decay-shape": "the log decay has the shape {shape}, not one number per token and head: a decay per channel (Kimi Delta "
+        "Attention, Gated DeltaNet-2) is another rule",
+        "no-output": "nothing outside reads the rule's output",
+    }
+)
 
 #: Reasons of a site that is the rule but cannot be taken out of its graph.
 REFUSALS = frozenset({"inner-value-used", "not-convex", "no-output"})
@@ -49,8 +49,6 @@ _UNREAD = frozenset({"not-the-rule", "not-equal", "dims-unknown"})
 BAR = 1e-12
 #: Chains of values behind the rule (casts, layout, the norm that follows) that are looked at.
 _CHAIN = 48
-#: Tokens that show each step of the rule, the second and later states too.
-_FEW = 6
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,9 @@ def _open(setting: _Setting) -> Bench | Reason:
             return Reason("dims-unknown", {"value": graph.name(value)})
         known[value] = shape
     inputs = (*setting.roots, *sizes)
-    offered = dict.fromkeys(value for chain in setting.chains.values() for value in chain[:_CHAIN] if value not in inputs)
+    offered = dict.fromkeys(
+        value for chain in setting.chains.values() for value in chain[:_CHAIN] if value not in inputs
+    )
     cut = cut_model(setting.model, shapes, inputs, list(offered))
     if isinstance(cut, Reason):
         return cut
@@ -223,70 +223,6 @@ def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> P
         len(DRAWS),
         replace(trial, binding=at, validity=validity),
     )
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Equality of the chosen outputs with the rule, at any sizes.
-
-    Attributes:
-        binding: sizes the site was proven at.
-        validity: token counts the site is right for.
-    """
-
-    bench: Bench
-    recurrence: Recurrence
-    explained: Explained
-    out: int
-    final: int | None
-    binding: Binding
-    validity: Validity | None = None
-
-    def few_tokens(self) -> Binding | None:
-        """Batch one and as few tokens as still tell emitted nodes apart; None where the symbols allow none."""
-        if self.validity is None or self.binding.tokens is None:
-            tokens = self.binding.tokens
-        else:
-            tokens = min(max(self.validity.low, _FEW), self.validity.high)
-        return self.binding.at(tokens, None if self.binding.batch is None else 1)
-
-    def error(self, binding: Binding, how: Draw, seed: int, *, full: bool = False) -> float | Reason:
-        """Relative error of both outputs on one draw; a Reason where the cut does not run.
-
-        Args:
-            full: compare every column of the value axis, not two random mixtures of them (the rule is linear there).
-        """
-        assignment = self.explained.assignment
-        operands, sizes = self.draw(binding, how, seed)
-        ends = (self.out,) if self.final is None else (self.out, self.final)
-        ran = self.bench.run(assignment.write(operands), binding.numbers, ends)
-        if isinstance(ran, Reason):
-            return ran
-        mix = np.eye(sizes["V"]) if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
-        out, final = run_rule(self.recurrence, project(operands, mix), assignment.preparation())
-        error = self._compare(ran[self.out], self.explained.outs[self.out], "BTHV", sizes, mix, out * assignment.scale)
-        if self.final is None:
-            return error
-        return max(error, self._compare(ran[self.final], self.explained.finals[self.final], "BHKV", sizes, mix, final))
-
-    def draw(self, binding: Binding, how: Draw, seed: int) -> tuple[Operands, dict[str, int]]:
-        """Operands for one draw, and their sizes."""
-        assignment = self.explained.assignment
-        sizes = dict(assignment.sizes)
-        sizes.update({letter: n for letter, n in (("B", binding.batch), ("T", binding.tokens)) if n is not None})
-        normed = any(assignment.values[role] in assignment.norms for role in ("query", "key"))
-        operands = draw(how, sizes, seed, normed=normed)
-        if assignment.values["query"] == assignment.values["key"]:
-            operands = replace(operands, query=operands.key)
-        return operands, sizes
-
-    @staticmethod
-    def _compare(
-        found: Array, layout: str, order: str, sizes: Mapping[str, int], mix: Array, wanted: Array
-    ) -> float:
-        if layouts.fit(layout, found.shape, sizes) is None:
-            return float("inf")
-        return relative(layouts.unpack(found, layout, order, sizes) @ mix, wanted)
 
 
 def _ends(setting: _Setting, explained: Explained) -> tuple[int, int | None] | Reason:

@@ -48,9 +48,7 @@ class _Path:
     floors: tuple[int, ...]
 
 
-def readings(
-    model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate
-) -> Iterator[Reading]:
+def readings(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate) -> Iterator[Reading]:
     """The ways to cut a candidate, best first; the same one never twice."""
     paths = [_path(model, kinds, shapes, worker, candidate, root) for root in candidate.roots]
     tried: set[tuple[int, ...]] = set()
@@ -65,9 +63,7 @@ def readings(
         yield Reading(tuple(starts), norms, frozenset(node for _, path in kept for node in path.floors))
 
 
-def _path(
-    model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate, root: int
-) -> _Path:
+def _path(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate, root: int) -> _Path:
     chain = region.role_chain(model.graph, kinds, candidate, root)
     opset = model.opset_imports.get("", 17)
     found: _Path | None = None

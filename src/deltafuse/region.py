@@ -111,9 +111,7 @@ def dead_nodes(graph: Graph, replaced: Iterable[int], kept: Iterable[int]) -> tu
     return tuple(sorted(dead))
 
 
-def _is_dead(
-    graph: Graph, node: int, dead: set[int], free: set[int], held: set[int], outputs: frozenset[int]
-) -> bool:
+def _is_dead(graph: Graph, node: int, dead: set[int], free: set[int], held: set[int], outputs: frozenset[int]) -> bool:
     for value in graph.node_outputs[node]:
         if value in free or value == 0:
             continue

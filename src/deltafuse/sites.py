@@ -11,10 +11,11 @@ from deltafuse.dims import Dim
 from deltafuse.finder import Candidate
 from deltafuse.match import Dims, Match, NoMatch, Proof, Role
 from deltafuse.patterns import Pattern
-from deltafuse.prover import Proven, Trial, prove
+from deltafuse.prover import Proven, prove
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
 from deltafuse.tensors import read_tensor
+from deltafuse.trial import Trial
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
 
@@ -182,6 +183,7 @@ def _match(
         nodes=region.dead_nodes(graph, replaced, assignment.values.values()),
         class_key=key,
         proof=Proof(proven.max_error, proven.draws, shared),
+        sizes=tuple(value for value, _ in candidate.sizes),
     )
 
 

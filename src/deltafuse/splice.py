@@ -20,7 +20,9 @@ def changes_of(graph: Graph, plans: Sequence[Plan], pins: PinPlan | None) -> Cha
     for plan in plans:
         before = _place(graph, plan.match)
         inserted.append(Insertion(plan.match.name, before, plan.nodes, plan.value_info))
-        moved += [(plan.match.name, node, before) for node in _early_readers(graph, plan.match, before) if node not in gone]
+        moved += [
+            (plan.match.name, node, before) for node in _early_readers(graph, plan.match, before) if node not in gone
+        ]
     return Changes(removed, tuple(inserted), tuple(moved), () if pins is None else pins.retyped)
 
 

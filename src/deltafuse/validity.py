@@ -60,7 +60,9 @@ def _try(goal: Goal, start: Binding, tokens: int) -> str | None:
     return None if error <= _BAR else "wrong"
 
 
-def _end(outcome: Callable[[int], str | None], start: int, step: Callable[[int], int], limit: int) -> tuple[int, str | None]:
+def _end(
+    outcome: Callable[[int], str | None], start: int, step: Callable[[int], int], limit: int
+) -> tuple[int, str | None]:
     """The last right count in one direction and what lies beyond it."""
     right, beyond = start, start
     while beyond != limit and outcome(beyond) is None:

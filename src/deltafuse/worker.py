@@ -23,13 +23,15 @@ import numpy.typing as npt
 
 from deltafuse.reasons import TEXTS, Reason
 
-TEXTS.update({
-    "worker-timeout": "running the cut graph took longer than {seconds:.0f} s; raise --timeout if the machine is slow",
-    "worker-died": "onnxruntime crashed or ran out of memory on the cut graph (exit status {status}); "
-    "the site was left as it is",
-    "cut-does-not-load": "onnxruntime cannot load the cut graph: {error}",
-    "cut-does-not-run": "onnxruntime cannot run the cut graph: {error}",
-})
+TEXTS.update(
+    {
+        "worker-timeout": "running the cut graph took longer than {seconds:.0f} s; raise --timeout if the machine is slow",
+        "worker-died": "onnxruntime crashed or ran out of memory on the cut graph (exit status {status}); "
+        "the site was left as it is",
+        "cut-does-not-load": "onnxruntime cannot load the cut graph: {error}",
+        "cut-does-not-run": "onnxruntime cannot run the cut graph: {error}",
+    }
+)
 
 Array = npt.NDArray[np.generic]
 
@@ -85,7 +87,9 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def load(self, model: bytes) -> Session | Reason:

@@ -17,7 +17,7 @@ from deltafuse.worker import Array, read_message, write_message
 class _Sessions:
     def __init__(self) -> None:
         # Imported here: the import takes most of the child's start, and the memory limit is set before it.
-        import onnxruntime  # noqa: PLC0415
+        import onnxruntime
 
         self._ort: Any = onnxruntime
         self._open: dict[int, Any] = {}
@@ -56,7 +56,7 @@ def _serve(source: IO[bytes], sink: IO[bytes]) -> None:
         call, failure = verbs[verb]
         try:
             answer: tuple[str, object] = ("ok", call(*arguments))
-        except Exception as error:  # noqa: BLE001 - whatever onnxruntime raises is the answer
+        except Exception as error:
             answer = (failure, str(error).splitlines()[0][:400] if str(error) else type(error).__name__)
         write_message(sink, answer)
 

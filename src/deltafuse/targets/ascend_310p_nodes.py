@@ -104,10 +104,6 @@ def _operands(emitter: Emitter, match: Match, tokens: int | None) -> dict[str, s
     key_sizes, value_sizes = _sizes(match, "key", tokens), _sizes(match, "value", tokens)
     query = operand(emitter, "query", match.query, "THD", key_sizes, match.query_norm, _FLOAT16)
     key = operand(emitter, "key", match.key, "THD", key_sizes, match.key_norm, _FLOAT16)
-    if match.tiled:
-        # The kernel gives key head h to a group of neighbours; heads in another order are written out.
-        repeats = emitter.constant("repeats", np.array([1, match.dims.value_heads // match.dims.key_heads, 1]))
-        query, key = (emitter.node("Tile", f"{n}/tile", (v, repeats)) for n, v in (("query", query), ("key", key)))
     return {
         "query": query,
         "key": key,

@@ -1,0 +1,82 @@
+"""A proven cut on its bench: equality of its outputs with the rule, at any sizes and on any draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from deltafuse import layouts
+from deltafuse.bench import Bench, Binding
+from deltafuse.draws import Array, Draw, Operands, draw
+from deltafuse.match import Validity
+from deltafuse.patterns import Recurrence
+from deltafuse.reasons import Reason
+from deltafuse.roles import Explained
+from deltafuse.rule import project, relative, run_rule
+
+#: Tokens that show each step of the rule, the second and later states too.
+_FEW = 6
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Equality of the chosen outputs with the rule, at any sizes.
+
+    Attributes:
+        binding: sizes the site was proven at.
+        validity: token counts the site is right for.
+    """
+
+    bench: Bench
+    recurrence: Recurrence
+    explained: Explained
+    out: int
+    final: int | None
+    binding: Binding
+    validity: Validity | None = None
+
+    def few_tokens(self) -> Binding | None:
+        """Batch one and as few tokens as still tell emitted nodes apart; None where the symbols allow none."""
+        if self.validity is None or self.binding.tokens is None:
+            tokens = self.binding.tokens
+        else:
+            tokens = min(max(self.validity.low, _FEW), self.validity.high)
+        return self.binding.at(tokens, None if self.binding.batch is None else 1)
+
+    def error(self, binding: Binding, how: Draw, seed: int, *, full: bool = False) -> float | Reason:
+        """Relative error of both outputs on one draw; a Reason where the cut does not run.
+
+        Args:
+            full: compare every column of the value axis, not two random mixtures of them (the rule is linear there).
+        """
+        assignment = self.explained.assignment
+        operands, sizes = self.draw(binding, how, seed)
+        ends = (self.out,) if self.final is None else (self.out, self.final)
+        ran = self.bench.run(assignment.write(operands), binding.numbers, ends)
+        if isinstance(ran, Reason):
+            return ran
+        mix = np.eye(sizes["V"]) if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
+        out, final = run_rule(self.recurrence, project(operands, mix), assignment.preparation())
+        error = self._compare(ran[self.out], self.explained.outs[self.out], "BTHV", sizes, mix, out * assignment.scale)
+        if self.final is None:
+            return error
+        return max(error, self._compare(ran[self.final], self.explained.finals[self.final], "BHKV", sizes, mix, final))
+
+    def draw(self, binding: Binding, how: Draw, seed: int) -> tuple[Operands, dict[str, int]]:
+        """Operands for one draw, and their sizes."""
+        assignment = self.explained.assignment
+        sizes = dict(assignment.sizes)
+        sizes.update({letter: n for letter, n in (("B", binding.batch), ("T", binding.tokens)) if n is not None})
+        normed = any(assignment.values[role] in assignment.norms for role in ("query", "key"))
+        operands = draw(how, sizes, seed, normed=normed)
+        if assignment.values["query"] == assignment.values["key"]:
+            operands = replace(operands, query=operands.key)
+        return operands, sizes
+
+    @staticmethod
+    def _compare(found: Array, layout: str, order: str, sizes: Mapping[str, int], mix: Array, wanted: Array) -> float:
+        if layouts.fit(layout, found.shape, sizes) is None:
+            return float("inf")
+        return relative(layouts.unpack(found, layout, order, sizes) @ mix, wanted)
