@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -140,11 +140,14 @@ def _numbers(
     tokens_dims: Sequence[Dim], tokens: int | None, batch_dims: Sequence[Dim], batch: int | None, free: Sequence[str]
 ) -> dict[str, int] | None:
     """Numbers for the free symbols at which these dims have these sizes; None where there are none."""
-    numbers: dict[str, int] = {}
     wanted = [*((dim, tokens) for dim in tokens_dims), *((dim, batch) for dim in batch_dims)]
+    return solve([(dim, size) for dim, size in wanted if size is not None], free)
+
+
+def solve(wanted: Iterable[tuple[Dim, int]], free: Sequence[str]) -> dict[str, int] | None:
+    """Numbers for the free symbols at which each dim has its size; None where there are none."""
+    numbers: dict[str, int] = {}
     for dim, size in wanted:
-        if size is None:
-            continue
         unknown = [symbol for symbol in symbols(dim) if symbol not in numbers]
         numbers.update(dict.fromkeys(unknown[1:], 1))
         found = _invert(dim, size, numbers, unknown[:1])

@@ -175,7 +175,7 @@ class _Trial:
     def _numbers(self, tokens: int) -> dict[str, int]:
         # Other free axes belong to a batch that is not pinned: the kernels take one sequence.
         numbers = dict.fromkeys(free_symbols(self._pair), 1)
-        return numbers | (solve({self._pair.tokens: tokens}, ()) or {})
+        return numbers | (solve([(self._pair.tokens, tokens)], ()) or {})
 
     def _exact(self, unfused: Session, size: int) -> Session | Reason:
         """The fused side in double, with the scale that its float32 attribute stands for.
