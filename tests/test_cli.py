@@ -231,7 +231,7 @@ def test_exit_4_where_the_batch_is_four(fuse: Fuse, tmp_path: Path) -> None:
     assert done.document["sites"][0]["reason"]["text"] in plain.out
 
 
-@pytest.mark.parametrize("name", ["leak_ts17", "leak_chunk"])
+@pytest.mark.parametrize("name", ["leak_ts17"])
 def test_exit_4_where_an_inner_value_is_a_graph_output_too(fuse: Fuse, tmp_path: Path, name: str) -> None:
     done = fuse(export(name).path, "-o", tmp_path / "out.onnx", "--json")
     assert done.exit == 4

@@ -83,7 +83,11 @@ class Bench:
             arrays[self.names[value]] = np.array([evaluate(dim, binding) for dim in dims], np.int64)
         wanted = self.cut.outputs if outputs is None else tuple(outputs)
         ran = self.worker.run(self.session, arrays, tuple(self.names[value] for value in wanted))
-        return ran if isinstance(ran, Reason) else dict(zip(wanted, cast("tuple[Array, ...]", ran), strict=True))
+        if isinstance(ran, Reason):
+            return ran
+        # Sequences of tensors are no result of a rule.
+        pairs = zip(wanted, cast("tuple[Array, ...]", ran), strict=True)
+        return {value: array for value, array in pairs if isinstance(array, np.ndarray)}
 
 
 def open_bench(

@@ -7,6 +7,7 @@ structural constant takes it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 import numpy as np
@@ -50,27 +51,35 @@ _LIMIT = 1 << 20
 
 def classify(model: Model) -> bytearray:
     """Kind of each value of the main graph, by value id; 0 for values that nothing produces."""
-    return _Classifier(model).run()
+    return classify_scope(model, model.graph, dict.fromkeys(model.graph.inputs, Kind.DATA))
+
+
+def classify_scope(model: Model, graph: Graph, given: Mapping[int, int]) -> bytearray:
+    """Kind of each value of one scope.
+
+    Args:
+        model: whose file the scope is part of.
+        graph: the scope.
+        given: kinds of its inputs and of what it takes from around it.
+    """
+    return _Classifier(model, graph).run(given)
 
 
 class _Classifier:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, graph: Graph) -> None:
         self._model = model
-        self._graph: Graph = model.graph
-        self._kinds = bytearray(len(self._graph.value_names))
+        self._graph = graph
+        self._kinds = bytearray(len(graph.value_names))
 
-    def run(self) -> bytearray:
+    def run(self, given: Mapping[int, int]) -> bytearray:
         graph, kinds = self._graph, self._kinds
-        for value in graph.inputs:
-            kinds[value] = Kind.DATA
+        for value, kind in given.items():
+            kinds[value] = kind
         for value, head in graph.initializers.items():
             kinds[value] = _of_tensor(head)
         kinds[0] = Kind.CONSTANT
         for node, op in enumerate(graph.op):
-            if op == "Constant":
-                kind = self._of_constant(node)
-            else:
-                kind = self._of_node(node, op)
+            kind = self._of_constant(node) if op == "Constant" else self._of_node(node, op)
             for value in graph.node_outputs[node]:
                 kinds[value] = kind
         kinds[0] = 0
@@ -89,6 +98,8 @@ class _Classifier:
     def _of_node(self, node: int, op: str) -> int:
         kinds, graph = self._kinds, self._graph
         inputs = graph.node_inputs[node]
+        if op == "SequenceEmpty":
+            return Kind.CONSTANT
         if op == "CastLike":
             inputs = inputs[:1]
         if node in graph.captures:

@@ -11,7 +11,7 @@ from deltafuse.shapes import Shapes
 #: Operators that move or repeat numbers.
 LAYOUT = frozenset({
     "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Identity", "Cast", "CastLike", "Pad",
-    "Slice", "Gather", "GatherND", "Split", "Concat", "Where", "Trilu", "ScatterND", "ScatterElements", "Dropout",
+    "Slice", "Gather", "GatherND", "Split", "Concat", "Where", "Trilu", "ScatterND", "ScatterElements", "Dropout", "If",
 })  # fmt: skip
 
 #: Operators that a log decay passes on its way to the exponential.
@@ -23,21 +23,23 @@ _PREPARATION = LAYOUT | {
     "Max", "Clip", "MatMul", "FusedMatMul", "Gemm", "Einsum", "CumSum",
 }  # fmt: skip
 
+#: An end that exporters write for "to the end".
+_END = 2**31 - 1
+
 #: Operators that take a part of one axis.
 _PARTS = frozenset({"Slice", "Gather", "Split"})
 
 
-class Climber:
-    """Climbs in one graph.
+class DecayClimber:
+    """Climbs from exponentials, in one scope.
 
     Args:
         fence: op_types that end a climb, whatever else holds.
     """
 
-    def __init__(self, graph: Graph, kinds: bytearray, shapes: Shapes, fence: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, kinds: bytearray, fence: frozenset[str]) -> None:
         self._graph = graph
         self._kinds = kinds
-        self._shapes = shapes
         self._fence = fence
         self._decay_roots: dict[int, tuple[int, ...]] = {}
 
@@ -47,12 +49,6 @@ class Climber:
         if start not in known:
             known[start] = tuple(self._climb([start], self._is_decay_step))
         return known[start]
-
-    def roots(self, entries: Sequence[int], g: int) -> list[int]:
-        """The values that the entries of a core are prepared from, `g` first."""
-        lengths = frozenset(self._shapes.shape(g) or ())
-        found = self._climb(entries, lambda node: self._is_preparation(node, g, lengths), stop=g)
-        return [g, *(value for value in found if value != g)]
 
     def _climb(self, entries: Sequence[int], passes: Callable[[int], bool], stop: int = -1) -> list[int]:
         graph = self._graph
@@ -73,9 +69,9 @@ class Climber:
 
     def _fenced(self, node: int) -> bool:
         graph, kinds = self._graph, self._kinds
-        if graph.op[node] in self._fence or node in graph.captures:
+        if graph.op[node] in self._fence or (node in graph.captures and graph.op[node] != "If"):
             return True
-        return any(kinds[value] == Kind.WEIGHT for value in graph.node_inputs[node])
+        return any(kinds[value] == Kind.WEIGHT for value in graph.reads(node))
 
     def _is_decay_step(self, node: int) -> bool:
         op = self._graph.op[node]
@@ -90,6 +86,26 @@ class Climber:
             return source < 0 or not self._fenced(source)
         return not _selects_by_data(op, self._graph.node_inputs[node], self._kinds)
 
+    def _data(self, node: int) -> list[int]:
+        inputs = self._graph.reads(node)
+        if self._graph.op[node] == "CastLike":
+            inputs = inputs[:1]
+        return [value for value in inputs if self._kinds[value] == Kind.DATA]
+
+
+class Climber(DecayClimber):
+    """Climbs from whatever enters a rule's core, in the main graph."""
+
+    def __init__(self, graph: Graph, kinds: bytearray, shapes: Shapes, fence: frozenset[str]) -> None:
+        super().__init__(graph, kinds, fence)
+        self._shapes = shapes
+
+    def roots(self, entries: Sequence[int], g: int) -> list[int]:
+        """The values that the entries of a core are prepared from, `g` first."""
+        lengths = frozenset(self._shapes.shape(g) or ())
+        found = self._climb(entries, lambda node: self._is_preparation(node, g, lengths), stop=g)
+        return [g, *(value for value in found if value != g)]
+
     def _is_preparation(self, node: int, g: int, lengths: frozenset[object]) -> bool:
         op = self._graph.op[node]
         if op not in _PREPARATION or self._fenced(node) or self._gated(node):
@@ -99,12 +115,6 @@ class Climber:
         if op not in _PARTS or self.decay_roots(self._graph.node_inputs[node][0]) == (g,):
             return True
         return self._parts_time(node, lengths)
-
-    def _data(self, node: int) -> list[int]:
-        inputs = self._graph.node_inputs[node]
-        if self._graph.op[node] == "CastLike":
-            inputs = inputs[:1]
-        return [value for value in inputs if self._kinds[value] == Kind.DATA]
 
     def _gated(self, node: int) -> bool:
         """X * sigmoid(x): an activation, not a product of two roots."""
@@ -145,17 +155,21 @@ class Climber:
             attribute = graph.attributes(node).get("axis")
             return (attribute.i if attribute is not None else 0,)
         inputs = graph.node_inputs[node]
-        given = inputs[3] if len(inputs) > 3 and inputs[3] else inputs[1]
-        contents = self._shapes.contents(given)
-        if contents is None:
+        read = [self._shapes.contents(value) if value else None for value in inputs[1:]]
+        starts, ends, axes, steps = (*read, None, None)[:4]
+        if starts is None or ends is None:
             return None
-        axes = [axis for axis in contents.ravel().tolist() if isinstance(axis, int)]
-        return tuple(axes) if given != inputs[1] else tuple(range(contents.size))
+        taken = range(len(starts)) if axes is None else [int(axis) for axis in axes.ravel().tolist()]
+        whole = [
+            start == 0 and isinstance(end, int) and end >= _END and (steps is None or steps[i] == 1)
+            for i, (start, end) in enumerate(zip(starts.ravel().tolist(), ends.ravel().tolist(), strict=True))
+        ]
+        return tuple(axis for axis, all_of_it in zip(taken, whole, strict=True) if not all_of_it)
 
 
 def _selects_by_data(op: str, inputs: Sequence[int], kinds: bytearray) -> bool:
     """Whether an operator's choice (condition or index) depends on data: that is never preparation."""
-    if op == "Where":
+    if op in ("Where", "If"):
         return kinds[inputs[0]] == Kind.DATA
     if op in ("Gather", "GatherND", "ScatterND", "ScatterElements", "Reshape", "Expand", "Tile"):
         return kinds[inputs[1]] == Kind.DATA

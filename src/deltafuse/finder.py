@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from deltafuse.bodies import LOOPS, bodies
 from deltafuse.classes import Kind
-from deltafuse.climb import Climber
+from deltafuse.climb import Climber, DecayClimber
 from deltafuse.dims import Dim
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
 from deltafuse.shapes import Shapes
+from deltafuse.wire import Model
 
 _JOINED = -2
 _FREE = -1
@@ -51,7 +53,9 @@ class Candidate:
 class Finder:
     """Finds the candidates of one pattern in one graph."""
 
-    def __init__(self, graph: Graph, kinds: bytearray, shapes: Shapes, pattern: Pattern) -> None:
+    def __init__(self, model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern) -> None:
+        graph = model.graph
+        self._model = model
         self._graph = graph
         self._kinds = kinds
         self._shapes = shapes
@@ -82,7 +86,7 @@ class Finder:
                 yield candidate
 
     def _contracts(self, core: list[int]) -> bool:
-        return any(self._graph.op[node] in self._pattern.contractions for node in core)
+        return any(self._graph.op[node] in self._pattern.contractions | LOOPS for node in core)
 
     def anchors_seen(self) -> int:
         """How many operators were looked at as a possible start of the rule."""
@@ -93,31 +97,41 @@ class Finder:
         )
 
     def _anchors(self) -> dict[int, int]:
-        graph, kinds = self._graph, self._kinds
+        graph = self._graph
         anchors: dict[int, int] = {}
         for node, op in enumerate(graph.op):
-            if (
-                op not in self._pattern.anchors
-                or kinds[graph.node_outputs[node][0]] != Kind.DATA
-                or self._activation(node)
-            ):
+            if op in LOOPS:
+                roots = self._inner_decay(graph, self._kinds, node)
+            elif self._is_anchor(graph, self._kinds, node):
+                roots = set(self._climber.decay_roots(graph.node_inputs[node][0]))
+            else:
                 continue
-            roots = self._climber.decay_roots(graph.node_inputs[node][0])
             if len(roots) == 1:
-                anchors[node] = roots[0]
+                anchors[node] = roots.pop()
         return anchors
 
-    def _activation(self, node: int) -> bool:
-        """An exponential inside a written-out softplus or sigmoid: Exp, Add(1), then Log, Reciprocal or Div."""
-        graph = self._graph
-        for add in graph.consumers[graph.node_outputs[node][0]]:
-            if graph.op[add] != "Add" or not any(self._kinds[v] == Kind.CONSTANT for v in graph.node_inputs[add]):
-                continue
-            if any(
-                graph.op[after] in ("Log", "Reciprocal", "Div") for after in graph.consumers[graph.node_outputs[add][0]]
-            ):
-                return True
-        return False
+    def _is_anchor(self, graph: Graph, kinds: bytearray, node: int) -> bool:
+        if graph.op[node] not in self._pattern.anchors or kinds[graph.node_outputs[node][0]] != Kind.DATA:
+            return False
+        return not _activation(graph, kinds, node)
+
+    def _inner_decay(self, graph: Graph, kinds: bytearray, node: int) -> set[int]:
+        """The values around a loop that the anchors in its body climb to."""
+        found: set[int] = set()
+        for body in bodies(self._model, graph, kinds, node):
+            climber = DecayClimber(body.graph, body.kinds, self._pattern.fence)
+            for inner, op in enumerate(body.graph.op):
+                if op in LOOPS:
+                    reached = self._inner_decay(body.graph, body.kinds, inner)
+                elif self._is_anchor(body.graph, body.kinds, inner):
+                    reached = set(climber.decay_roots(body.graph.node_inputs[inner][0]))
+                else:
+                    continue
+                found.update(body.outside(graph, value) for value in reached)
+        found.discard(0)
+        if graph is not self._graph:
+            return found
+        return {root for value in found for root in self._climber.decay_roots(value)}
 
     def _colour(self, anchors: dict[int, int]) -> list[int]:
         """Colour of each node: the site whose anchors it depends on, `_FREE`, or `_JOINED` where sites meet."""
@@ -126,7 +140,8 @@ class Finder:
         colours = [_FREE] * len(graph.op)
         for node in range(min(anchors), len(graph.op)):
             colour = _FREE
-            for value in graph.node_inputs[node]:
+            read = graph.reads(node)
+            for value in read:
                 seen = value_colours[value]
                 if seen != _FREE:
                     colour = seen if colour in (_FREE, seen) else _JOINED
@@ -134,7 +149,7 @@ class Finder:
                 colour = anchors.get(node, _FREE)
             if colour < 0 or graph.op[node] in fence:
                 continue
-            if any(kinds[value] == Kind.WEIGHT for value in graph.node_inputs[node]):
+            if any(kinds[value] == Kind.WEIGHT for value in read):
                 continue
             outputs = graph.node_outputs[node]
             if kinds[outputs[0]] != Kind.DATA:
@@ -150,7 +165,7 @@ class Finder:
         entries = {
             value
             for node in core
-            for value in (*graph.node_inputs[node], *graph.captures.get(node, ()))
+            for value in graph.reads(node)
             if value not in inside and kinds[value] == Kind.DATA
         }
         roots = self._climber.roots(sorted(entries), g)
@@ -193,6 +208,17 @@ class Finder:
             for node, op in enumerate(graph.op)
             if op == "Shape" and kinds[graph.node_inputs[node][0]] == Kind.DATA
         }
+
+
+def _activation(graph: Graph, kinds: bytearray, node: int) -> bool:
+    """An exponential inside a written-out softplus or sigmoid: Exp, Add(1), then Log, Reciprocal or Div."""
+    for add in graph.consumers[graph.node_outputs[node][0]]:
+        if graph.op[add] != "Add" or not any(kinds[v] == Kind.CONSTANT for v in graph.node_inputs[add]):
+            continue
+        after = graph.consumers[graph.node_outputs[add][0]]
+        if any(graph.op[reader] in ("Log", "Reciprocal", "Div") for reader in after):
+            return True
+    return False
 
 
 def _names(graph: Graph, cores: Sequence[list[int]]) -> list[str]:

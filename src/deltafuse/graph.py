@@ -117,6 +117,11 @@ class Graph:
         """The id of a value, None where nothing has that name."""
         return self.value_ids.get(name.encode())
 
+    def reads(self, index: int) -> tuple[int, ...]:
+        """The values that a node reads, those that its subgraphs take from this scope too."""
+        captured = self.captures.get(index)
+        return self.node_inputs[index] if captured is None else (*self.node_inputs[index], *captured)
+
     def node(self, index: int) -> onnx.NodeProto:
         """Decodes one node."""
         start, end = self._payload(index)

@@ -120,7 +120,7 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
     anchors = 0
     for rule in rules:
         with clock.stage("finding and proving"):
-            finder = Finder(model.graph, kinds, shapes, rule)
+            finder = Finder(model, kinds, shapes, rule)
             anchors += finder.anchors_seen()
             more, proven = prove_sites(model, kinds, shapes, rule, worker, finder.find(), clock.progress.note)
         sites += more

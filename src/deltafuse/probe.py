@@ -1,7 +1,7 @@
 """Cut a part of a model out and make it run in double.
 
-A cut is the backward slice between some values, joined from the byte ranges of its nodes. Its inputs have a rank and
-a type but no sizes, so that one session serves every batch and token count.
+A cut is the backward slice between some values, joined from the byte ranges of its nodes. Its inputs have the sizes
+that are fixed and no others, so that one session serves every batch and token count.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _declare(graph: Graph, shapes: Shapes, value: int) -> onnx.ValueInfoProto | 
     dtype, shape = shapes.dtype(value), shapes.shape(value)
     if dtype is None or shape is None:
         return Reason("cut-type-unknown", {"value": graph.name(value)})
-    return helper.make_tensor_value_info(graph.name(value), dtype, [None] * len(shape))
+    return helper.make_tensor_value_info(graph.name(value), dtype, [dim if isinstance(dim, int) else None for dim in shape])
 
 
 def _inline_external(model: Model, body: onnx.GraphProto) -> Reason | None:

@@ -12,7 +12,7 @@ from deltafuse.draws import DRAWS, Array
 from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
 from deltafuse.graph import Graph
-from deltafuse.guards import find_guard
+from deltafuse.guards import Scope, find_guard
 from deltafuse.match import Norm, Validity
 from deltafuse.patterns import Pattern, Recurrence
 from deltafuse.probe import cut_model
@@ -101,7 +101,8 @@ def prove(
     chains = region.exits(model.graph, candidate)
     first: Reason | None = None
     for reading in readings(model, kinds, shapes, worker, candidate):
-        guard = find_guard(model.graph, shapes, candidate.nodes, candidate.roots, reading.floors)
+        scope = Scope(model, model.graph, kinds, shapes)
+        guard = find_guard(scope, candidate.nodes, candidate.roots, reading.floors)
         if guard is not None:
             return guard
         setting = _Setting(model, kinds, shapes, pattern, worker, candidate, reading.roots, reading.norms, chains)

@@ -54,7 +54,7 @@ def readings(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, can
     tried: set[tuple[int, ...]] = set()
     for operators in (frozenset[str](), _REPEATS, _FACTORS, _REPEATS | _FACTORS):
         # The log decay stays where it is: lower down it would be another rule's.
-        starts = [paths[0].chain[0], *(_start(model, shapes, path, operators) for path in paths[1:])]
+        starts = [candidate.roots[0], *(_start(model, shapes, path, operators) for path in paths[1:])]
         if tuple(starts) in tried:
             continue
         tried.add(tuple(starts))
@@ -100,5 +100,5 @@ def _has_norm(path: _Path, start: int) -> bool:
 
 def _single_step(model: Model, kinds: bytearray, before: int, after: int) -> bool:
     graph = model.graph
-    data = [value for value in graph.node_inputs[graph.producer[after]] if kinds[value] == Kind.DATA]
+    data = [value for value in graph.reads(graph.producer[after]) if kinds[value] == Kind.DATA]
     return data == [before]

@@ -52,7 +52,8 @@ def exits(graph: Graph, candidate: Candidate) -> dict[int, list[int]]:
     """
     tree = _Tree()
     for node in candidate.core:
-        sources = [value for value in graph.node_inputs[node] if value in tree]
+        read = graph.reads(node)
+        sources = [value for value in read if value in tree]
         for value in graph.node_outputs[node]:
             tree.add(value, sources)
     return {value: tree.chain(value) for value in candidate.frontier}
@@ -68,7 +69,8 @@ def role_chain(graph: Graph, kinds: bytearray, candidate: Candidate, root: int) 
     owned = {root}
     inside = [node for node in candidate.nodes if node not in core]
     for node in inside:
-        data = [value for value in graph.node_inputs[node] if kinds[value] == Kind.DATA]
+        read = graph.reads(node)
+        data = [value for value in read if kinds[value] == Kind.DATA]
         if data and all(value in owned for value in data):
             fresh = [v for v in graph.node_outputs[node] if v not in owned and kinds[v] == Kind.DATA]
             owned.update(fresh)
@@ -107,7 +109,7 @@ def dead_nodes(graph: Graph, replaced: Iterable[int], kept: Iterable[int]) -> tu
         if node < 0 or node in dead or not _is_dead(graph, node, dead, free, held, outputs):
             continue
         dead.add(node)
-        stack += [graph.producer[value] for value in (*graph.node_inputs[node], *graph.captures.get(node, ()))]
+        stack += [graph.producer[value] for value in graph.reads(node)]
     return tuple(sorted(dead))
 
 

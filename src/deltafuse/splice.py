@@ -57,7 +57,7 @@ def _early_readers(graph: Graph, match: Match, before: int) -> list[int]:
     results = {role.value for role in match.results()}
     early: list[int] = []
     for node in range(min(graph.producer[value] for value in results), before):
-        if any(value in results for value in (*graph.node_inputs[node], *graph.captures.get(node, ()))):
+        if any(value in results for value in graph.reads(node)):
             results.update(graph.node_outputs[node])
             early.append(node)
     return early

@@ -1,0 +1,77 @@
+"""Subgraphs as scopes of their own: the body of a Loop or Scan, the branches of an If."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deltafuse.classes import Kind, classify_scope
+from deltafuse.graph import Graph
+from deltafuse.wire import Model, scan_body
+
+#: Operators whose subgraphs are looked into.
+CONTROL = frozenset({"Loop", "Scan", "If"})
+LOOPS = frozenset({"Loop", "Scan"})
+
+
+@dataclass(frozen=True)
+class Body:
+    """One subgraph of a node.
+
+    Attributes:
+        graph: its scope; value ids are its own.
+        kinds: kind of each of its values.
+        inputs: body input -> value of the scope around it that it starts from or takes slices of.
+        carried: body input -> body output that it is in the next step.
+        counters: body inputs that count steps.
+        flag: (body input, body output) that says whether to go on, (0, 0) where there is none.
+    """
+
+    graph: Graph
+    kinds: bytearray
+    inputs: dict[int, int]
+    carried: dict[int, int]
+    counters: tuple[int, ...]
+    flag: tuple[int, int]
+
+    def outside(self, around: Graph, value: int) -> int:
+        """The value of the scope around that a body value is, 0 where it is computed inside."""
+        if value in self.inputs:
+            return self.inputs[value]
+        if self.graph.producer[value] >= 0 or value in self.graph.initializers or value in self.graph.inputs:
+            return 0
+        return around.find(self.graph.name(value)) or 0
+
+
+def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[Body]:
+    """The subgraphs of a node of `graph`; none where it is no control flow."""
+    if graph.op[node] not in CONTROL or graph.domain[node]:
+        return
+    attributes = graph.attributes(node)
+    for name, span in zip(attributes, graph.attribute_spans[node], strict=True):
+        if name in ("body", "then_branch", "else_branch"):
+            inner = scan_body(model, span)
+            yield _body(model, graph, kinds, node, inner)
+
+
+def _body(model: Model, graph: Graph, kinds: bytearray, node: int, inner: Graph) -> Body:
+    op, given = graph.op[node], graph.node_inputs[node]
+    inputs: dict[int, int] = {}
+    carried: dict[int, int] = {}
+    counters: tuple[int, ...] = ()
+    flag = (0, 0)
+    if op == "Loop":
+        counters, flag = (inner.inputs[0],), (inner.inputs[1], inner.outputs[0])
+        inputs = dict(zip(inner.inputs[2:], given[2:], strict=True))
+        carried = dict(zip(inner.inputs[2:], inner.outputs[1:], strict=False))
+    elif op == "Scan":
+        states = len(given) - graph.attributes(node)["num_scan_inputs"].i
+        inputs = dict(zip(inner.inputs, given, strict=True))
+        carried = dict(zip(inner.inputs[:states], inner.outputs, strict=False))
+    known = {value: kinds[outer] or Kind.DATA for value, outer in inputs.items()}
+    # What is carried is data even where it starts as a constant; counters are positions, not data.
+    known |= dict.fromkeys(carried, Kind.DATA) | dict.fromkeys((*counters, flag[0]), Kind.SHAPE)
+    for value in range(1, len(inner.value_names)):
+        if value not in known and inner.producer[value] < 0 and value not in inner.initializers:
+            known[value] = kinds[graph.find(inner.name(value)) or 0] or Kind.DATA
+    return Body(inner, classify_scope(model, inner, known), inputs, carried, counters, flag)

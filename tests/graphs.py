@@ -1,0 +1,226 @@
+"""Small ONNX graphs, edits of real ones, and what a fused graph is compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from deltafuse import classes, patterns, pipeline
+from deltafuse.finder import Candidate, Finder
+from deltafuse.lowering import fused_type, lower_model
+from deltafuse.match import FuseReport
+from deltafuse.options import FuseOptions, SilentProgress
+from deltafuse.probe import to_double
+from deltafuse.shapes import Shapes
+from deltafuse.wire import Model, scan
+from deltafuse.worker import Worker
+
+Array = npt.NDArray[Any]
+
+#: One step of the rule in ONNX text, 4 heads, key size 5, value size 3, scale 0.25. The places in braces are for edits.
+STEP = """
+<ir_version: 8, opset_import: ["" : 17]>
+step (float[1,1,4,5] query, float[1,1,4,5] key, float[1,1,4,3] value, float[1,1,4] g, float[1,1,4] beta,
+      float[1,4,5,3] state) => (float[1,1,4,3] out, float[1,4,5,3] final_state)
+<int64[1] time = {1}, int64[1] last = {-1}, int64[1] row = {-2}, float scale = {0.25}>
+{
+  q0 = Squeeze(query, time)
+  k0 = Squeeze(key, time)
+  v0 = Squeeze(value, time)
+  g0 = Squeeze(g, time)
+  b0 = Squeeze(beta, time)
+  e0 = Exp(g0)
+  e1 = Unsqueeze(e0, last)
+  e2 = Unsqueeze(e1, last)
+  decayed = Mul(state, e2)
+  k1 = Unsqueeze(k0, last)
+  product = Mul(decayed, k1)
+  known = ReduceSum<keepdims = 0>(product, row)
+  missing = Sub(v0, known)
+  b1 = Unsqueeze(b0, last)
+  delta = Mul(missing, b1)
+  delta_row = Unsqueeze(delta, row)
+  update = Mul(k1, delta_row)
+  final_state = Add(decayed, update)
+  q1 = Mul(q0, scale)
+  q2 = Unsqueeze(q1, last)
+  read = Mul(final_state, q2)
+  o = ReduceSum<keepdims = 0>(read, row)
+  out = Unsqueeze(o, time)
+}
+"""
+
+
+def parse(text: str) -> onnx.ModelProto:
+    """A model from ONNX text."""
+    return parser.parse_model(text)
+
+
+def step(*edits: tuple[str, str], outputs: Sequence[str] = ()) -> onnx.ModelProto:
+    """`STEP` with pieces of its text replaced (each must occur), and with further graph outputs."""
+    text = STEP
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    model = parse(text)
+    for name in outputs:
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    return model
+
+
+def save(model: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> Path:
+    """Writes a model and returns where."""
+    path = folder / name
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def scanned(model: onnx.ModelProto, folder: Path) -> Model:
+    """A model as the stages read it."""
+    return scan(save(model, folder))
+
+
+def candidates(model: Model) -> list[Candidate]:
+    """What the finder sees in a scanned model."""
+    kinds, shapes = classes.classify(model), Shapes(model)
+    return list(Finder(model.graph, kinds, shapes, pattern()).find())
+
+
+def pattern() -> patterns.Pattern:
+    """The shipped rule."""
+    (rule,) = patterns.load(names=["gated_delta_rule"])
+    return rule
+
+
+@contextmanager
+def one_worker() -> Iterator[Worker]:
+    """Lets all runs of the pipeline share one worker: a child process each would take most of the time."""
+    with Worker() as worker, pytest.MonkeyPatch.context() as patch:
+        shared = _Shared(worker)
+        patch.setattr(pipeline, "Worker", lambda **_: shared)
+        yield worker
+
+
+class _Shared:
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __enter__(self) -> Worker:
+        return self._worker
+
+    def __exit__(self, *_: object) -> None:
+        """The worker goes on."""
+
+
+def fuse(model: Path, output: Path | None = None, **options: Any) -> FuseReport:
+    """Runs the pipeline."""
+    return pipeline.fuse(FuseOptions(model=model, output=output, **options), SilentProgress())
+
+
+def codes(report: FuseReport) -> list[str]:
+    """The reason code of each site, "" where it was fused."""
+    return [site.reason.code if site.reason is not None else "" for site in report.sites]
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A model on onnxruntime as it is, without optimisation."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def double(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A model in double on onnxruntime."""
+    result = to_double(model)
+    assert isinstance(result, onnx.ModelProto), result
+    del result.graph.value_info[:]
+    return session(result)
+
+
+def lowered_double(fused: onnx.ModelProto, report: FuseReport) -> ort.InferenceSession:
+    """A fused model, its Custom nodes as plain operators, in double and with the exact scales."""
+    scales = {
+        node.name: site.match.scale
+        for site in report.sites
+        if site.match is not None
+        for node in fused.graph.node
+        if fused_type(node) and node.name.startswith(f"{site.name}/")
+    }
+    return double(lower_model(fused, scales))
+
+
+def difference(fused: ort.InferenceSession, unfused: ort.InferenceSession, feeds: Mapping[str, Array]) -> float:
+    """Largest relative difference of any output; inf where shapes or what is finite differ."""
+    worst = 0.0
+    given = [{i.name: feeds[i.name] for i in one.get_inputs()} for one in (fused, unfused)]
+    for got, want in zip(fused.run(None, given[0]), unfused.run(None, given[1]), strict=True):
+        finite = np.isfinite(want)
+        if got.shape != want.shape or not np.array_equal(finite, np.isfinite(got)):
+            return float("inf")
+        top = np.abs(want[finite]).max(initial=0.0)
+        worst = max(worst, float(np.abs(got - want)[finite].max(initial=0.0)) / (top or 1.0))
+    return worst
+
+
+def wide_feeds(model: onnx.ModelProto, seed: int, large: float = 1e5) -> dict[str, Array]:
+    """Operands far outside of what a proof draws: g to -200, beta -1..3, values of 1e5, keys of norm 1e-6..1e3."""
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for info in model.graph.input:
+        shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        assert all(shape), info.name
+        if info.name == "g":
+            feeds[info.name] = rng.choice([-0.01, -1.0, -200.0], shape) * rng.uniform(size=shape)
+        elif info.name == "beta":
+            feeds[info.name] = rng.uniform(-1, 3, shape)
+        elif info.name in ("query", "key"):
+            norms = 10 ** rng.uniform(-6, 3, [*shape[:-1], 1])
+            feeds[info.name] = rng.standard_normal(shape) / np.sqrt(shape[-1]) * norms
+        else:
+            feeds[info.name] = rng.standard_normal(shape) * large
+    return feeds
+
+
+Nodes = tuple[list[onnx.NodeProto], list[TensorProto]]
+
+
+def insert(model: onnx.ModelProto, value: str, make: Callable[[str, str], Nodes]) -> onnx.ModelProto:
+    """A copy in which new nodes stand between a value and all its readers.
+
+    Args:
+        make: gives nodes and initializers for the name that they read and the name that they write.
+    """
+    edited = onnx.ModelProto()
+    edited.CopyFrom(model)
+    graph = edited.graph
+    if any(info.name == value for info in graph.input):
+        for node in graph.node:
+            node.input[:] = [f"{value}.guarded" if name == value else name for name in node.input]
+        nodes, constants = make(value, f"{value}.guarded")
+        place = 0
+    else:
+        place = next(index for index, node in enumerate(graph.node) if value in node.output)
+        writer = graph.node[place]
+        writer.output[:] = [f"{value}.raw" if name == value else name for name in writer.output]
+        nodes, constants = make(f"{value}.raw", value)
+        place += 1
+    for offset, node in enumerate(nodes):
+        graph.node.insert(place + offset, node)
+    graph.initializer.extend(constants)
+    return edited
+
+
+def constant(name: str, number: object, dtype: type[np.generic] = np.float32) -> TensorProto:
+    """An initializer."""
+    return numpy_helper.from_array(np.array(number, dtype), name)
