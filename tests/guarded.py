@@ -22,11 +22,11 @@ PIECEWISE = {
     "not": "c = GreaterOrEqual(x, far); n = Not(c); f = Cast<to = 1>(n); y = Mul(x, f)",
     "equal": "s = Mul(x, tiny); i = Cast<to = 7>(s); e = Equal(i, zero_int); f = Cast<to = 1>(e); y = Mul(x, f)",
     "abs": "o = Sub(x, far); a = Abs(o); y = Sub(far, a)",
-    "floor": "s = Mul(x, tiny); h = Add(s, half); f = Floor(h); y = Add(x, f)",
-    "ceil": "s = Mul(x, tiny); h = Sub(s, half); f = Ceil(h); y = Add(x, f)",
-    "round": "s = Mul(x, tiny); f = Round(s); y = Add(x, f)",
+    "floor": "s = Mul(x, tiny); h = Add(s, half); f = Floor(h); w = Sub(one, f); y = Mul(x, w)",
+    "ceil": "s = Mul(x, tiny); h = Sub(s, half); f = Ceil(h); w = Sub(one, f); y = Mul(x, w)",
+    "round": "s = Mul(x, tiny); f = Round(s); w = Sub(one, f); y = Mul(x, w)",
     "mod": "y = Mod<fmod = 1>(x, far)",
-    "sign": "o = Sub(x, far); g = Sign(o); p = Add(g, one); y = Add(x, p)",
+    "sign": "o = Sub(x, far); g = Sign(o); h = Mul(g, half); w = Sub(half, h); y = Mul(x, w)",
     "relu": "o = Sub(x, far); r = Relu(o); y = Sub(x, r)",
     "leaky relu": "o = Sub(x, far); r = LeakyRelu<alpha = 0.0>(o); y = Sub(x, r)",
     "hard sigmoid": "s = Mul(x, tiny); w = HardSigmoid<alpha = 1.0, beta = 2.0>(s); n = Neg(s); "
@@ -35,10 +35,11 @@ PIECEWISE = {
     "reduce max": "m = ReduceMax<keepdims = 0>(x); o = Sub(m, far); r = Relu(o); y = Sub(x, r)",
     "reduce min": "n = Neg(x); m = ReduceMin<keepdims = 0>(n); o = Add(m, far); r = Min(o, zero); y = Add(x, r)",
     "top k": "l = Reshape(x, flat); m, i = TopK(l, one_int); o = Sub(m, far); r = Relu(o); y = Sub(x, r)",
-    "int": "s = Mul(x, tiny); i = Cast<to = 7>(s); f = Cast<to = 1>(i); y = Add(x, f)",
+    "int": "s = Mul(x, tiny); i = Cast<to = 7>(s); f = Cast<to = 1>(i); w = Sub(one, f); y = Mul(x, w)",
     "compress": "l = Reshape(x, flat); c = Greater(l, far); m = Compress<axis = 0>(l, c); "
     "s = ReduceSum<keepdims = 0>(m); y = Sub(x, s)",
-    "non zero": "s = Mul(x, tiny); i = Cast<to = 7>(s); n = NonZero(i); z = Size(n); f = Cast<to = 1>(z); y = Add(x, f)",
+    "non zero": "s = Mul(x, tiny); i = Cast<to = 7>(s); n = NonZero(i); z = Size(n); f = Cast<to = 1>(z); "
+    "w = Sub(one, f); y = Mul(x, w)",
     "root of square": "o = Sub(x, far); p = Pow(o, two); r = Sqrt(p); y = Sub(far, r)",
     "half power": "o = Sub(x, far); p = Pow(o, two); r = Pow(p, half); y = Sub(far, r)",
     "norm of one": "o = Sub(x, far); u = Unsqueeze(o, last); r = ReduceL2<keepdims = 0>(u, last); y = Sub(far, r)",
@@ -46,8 +47,8 @@ PIECEWISE = {
 
 #: Analytic, and yet nothing on draws that stay well below `far`.
 SMOOTH = {
-    "sigmoid": "o = Sub(x, far); s = Sigmoid(o); y = Sub(x, s)",
-    "tanh": "o = Sub(x, far); t = Tanh(o); p = Add(t, one); y = Sub(x, p)",
+    "sigmoid": "o = Sub(x, far); s = Sigmoid(o); w = Sub(one, s); y = Mul(x, w)",
+    "tanh": "o = Sub(x, far); t = Tanh(o); h = Mul(t, half); w = Sub(half, h); y = Mul(x, w)",
     "softplus": "o = Sub(x, far); s = Softplus(o); y = Sub(x, s)",
     "exp": "o = Sub(x, far); e = Exp(o); y = Sub(x, e)",
 }

@@ -1,4 +1,4 @@
-"""Subgraphs as scopes of their own: the body of a Loop or Scan, the branches of an If."""
+"""Subgraphs as scopes of their own: the body of a Loop, Scan or local function, the branches of an If."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deltafuse.classes import Kind, classify_scope
 from deltafuse.graph import Graph
-from deltafuse.wire import Model, scan_body
+from deltafuse.wire import Model, scan_body, scan_function
 
 #: Operators whose subgraphs are looked into.
 CONTROL = frozenset({"Loop", "Scan", "If"})
@@ -19,6 +19,7 @@ class Body:
     """One subgraph of a node.
 
     Attributes:
+        model: what its bytes are part of.
         graph: its scope; value ids are its own.
         kinds: kind of each of its values.
         inputs: body input -> value of the scope around it that it starts from or takes slices of.
@@ -27,6 +28,7 @@ class Body:
         flag: (body input, body output) that says whether to go on, (0, 0) where there is none.
     """
 
+    model: Model
     graph: Graph
     kinds: bytearray
     inputs: dict[int, int]
@@ -43,8 +45,22 @@ class Body:
         return around.find(self.graph.name(value)) or 0
 
 
+def is_call(model: Model, graph: Graph, node: int) -> bool:
+    """Whether a node calls a function that the model defines."""
+    return bool(model.functions) and (graph.domain[node], graph.op[node]) in model.local_functions
+
+
+def has_body(model: Model, graph: Graph, node: int) -> bool:
+    """Whether a node computes by a subgraph."""
+    return (graph.op[node] in CONTROL and not graph.domain[node]) or is_call(model, graph, node)
+
+
 def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[Body]:
-    """The subgraphs of a node of `graph`; none where it is no control flow."""
+    """The subgraphs of a node of `graph`; none where it has none."""
+    if is_call(model, graph, node):
+        scope = scan_function(model, model.local_functions[graph.domain[node], graph.op[node]])
+        yield _called(scope, graph, kinds, node)
+        return
     if graph.op[node] not in CONTROL or graph.domain[node]:
         return
     attributes = graph.attributes(node)
@@ -52,6 +68,13 @@ def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[
         if name in ("body", "then_branch", "else_branch"):
             inner = scan_body(model, span)
             yield _body(model, graph, kinds, node, inner)
+
+
+def _called(scope: Model, graph: Graph, kinds: bytearray, node: int) -> Body:
+    inner = scope.graph
+    inputs = dict(zip(inner.inputs, graph.node_inputs[node], strict=False))
+    known = {value: kinds[outer] or Kind.CONSTANT for value, outer in inputs.items()}
+    return Body(scope, inner, classify_scope(scope, inner, known), inputs, {}, (), (0, 0))
 
 
 def _body(model: Model, graph: Graph, kinds: bytearray, node: int, inner: Graph) -> Body:
@@ -74,4 +97,4 @@ def _body(model: Model, graph: Graph, kinds: bytearray, node: int, inner: Graph)
     for value in range(1, len(inner.value_names)):
         if value not in known and inner.producer[value] < 0 and value not in inner.initializers:
             known[value] = kinds[graph.find(inner.name(value)) or 0] or Kind.DATA
-    return Body(inner, classify_scope(model, inner, known), inputs, carried, counters, flag)
+    return Body(model, inner, classify_scope(model, inner, known), inputs, carried, counters, flag)

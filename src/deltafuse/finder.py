@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from deltafuse.bodies import LOOPS, bodies
+from deltafuse.bodies import LOOPS, bodies, has_body, is_call
 from deltafuse.classes import Kind
 from deltafuse.climb import Climber, DecayClimber
 from deltafuse.dims import Dim
@@ -86,7 +86,8 @@ class Finder:
                 yield candidate
 
     def _contracts(self, core: list[int]) -> bool:
-        return any(self._graph.op[node] in self._pattern.contractions | LOOPS for node in core)
+        graph = self._graph
+        return any(graph.op[node] in self._pattern.contractions or has_body(self._model, graph, node) for node in core)
 
     def anchors_seen(self) -> int:
         """How many operators were looked at as a possible start of the rule."""
@@ -100,8 +101,8 @@ class Finder:
         graph = self._graph
         anchors: dict[int, int] = {}
         for node, op in enumerate(graph.op):
-            if op in LOOPS:
-                roots = self._inner_decay(graph, self._kinds, node)
+            if op in LOOPS or is_call(self._model, graph, node):
+                roots = self._inner_decay(self._model, graph, self._kinds, node)
             elif self._is_anchor(graph, self._kinds, node):
                 roots = set(self._climber.decay_roots(graph.node_inputs[node][0]))
             else:
@@ -115,18 +116,19 @@ class Finder:
             return False
         return not _activation(graph, kinds, node)
 
-    def _inner_decay(self, graph: Graph, kinds: bytearray, node: int) -> set[int]:
-        """The values around a loop that the anchors in its body climb to."""
+    def _inner_decay(self, model: Model, graph: Graph, kinds: bytearray, node: int) -> set[int]:
+        """The values around a loop or call that the anchors in its body climb to."""
         found: set[int] = set()
-        for body in bodies(self._model, graph, kinds, node):
+        for body in bodies(model, graph, kinds, node):
             climber = DecayClimber(body.graph, body.kinds, self._pattern.fence)
             for inner, op in enumerate(body.graph.op):
-                if op in LOOPS:
-                    reached = self._inner_decay(body.graph, body.kinds, inner)
+                if op in LOOPS or is_call(body.model, body.graph, inner):
+                    reached = self._inner_decay(body.model, body.graph, body.kinds, inner)
                 elif self._is_anchor(body.graph, body.kinds, inner):
                     reached = set(climber.decay_roots(body.graph.node_inputs[inner][0]))
                 else:
                     continue
+                reached = {root for value in reached for root in climber.decay_roots(value)}
                 found.update(body.outside(graph, value) for value in reached)
         found.discard(0)
         if graph is not self._graph:

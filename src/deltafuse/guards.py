@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from onnx import AttributeProto, TensorProto
 
-from deltafuse.bodies import CONTROL, Body, bodies
+from deltafuse.bodies import Body, bodies, has_body
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
@@ -128,7 +128,7 @@ def _search(
         varying = [position for position, value in enumerate(inputs) if value in tainted]
         found = (
             _search_bodies(scope, node, varying, tainted, positions)
-            if op in CONTROL
+            if has_body(scope.model, graph, node)
             else None if node in exempt or _analytic(scope, node, varying) else _reason(graph, node)
         )
         if found is not None:
@@ -141,7 +141,7 @@ def _search_bodies(
     scope: Scope, node: int, varying: Sequence[int], tainted: set[int], positions: set[int]
 ) -> Reason | None:
     graph = scope.graph
-    decided = {"If": (0,), "Loop": (0, 1), "Scan": ()}[graph.op[node]]
+    decided = {"If": (0,), "Loop": (0, 1)}.get(graph.op[node], ())
     if any(position in decided for position in varying):
         return _reason(graph, node, "piecewise")
     for body in bodies(scope.model, graph, scope.kinds, node):
@@ -150,7 +150,7 @@ def _search_bodies(
         outer = {value: body.outside(graph, value) for value in range(1, len(body.graph.value_names))}
         inner = {value for value, around in outer.items() if around in tainted} | set(body.carried)
         counted = {value for value, around in outer.items() if around in positions} | set(body.counters)
-        within = Scope(scope.model, body.graph, body.kinds, None, scope, body)
+        within = Scope(body.model, body.graph, body.kinds, None, scope, body)
         found = _search(within, range(len(body.graph.op)), inner, counted, ())
         if found is not None:
             return found
@@ -166,7 +166,7 @@ def _runs_through(scope: Scope, node: int, body: Body) -> bool:
     entering, value = body.flag
     while (source := inner.producer[value]) >= 0 and inner.op[source] in ("Identity", "Cast"):
         value = inner.node_inputs[source][0]
-    if value == entering or _is_true(scope.model, inner, value):
+    if value == entering or _is_true(body.model, inner, value):
         return True
     around = body.outside(graph, value)
     return around != 0 and _is_true(scope.model, graph, around)

@@ -13,7 +13,8 @@ sequence; RecurrentGatedDeltaRule reads slot ``indices[start + accepted - 1]`` a
 token.
 
 The lowered graph rounds its operands to float16 at the boundary, computes in float32 and rounds the results to float16:
-the target's precision. `deltafuse.probe.to_double` turns all of that into double, for proofs.
+the target's precision. `deltafuse.probe.to_double` turns all of that into double, for proofs. `lower_node` leaves the
+rounding out where that is asked for: operands of any float type, results in float32.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def lower_nodes(nodes: Iterable[NodeProto], scales: Mapping[str, float] | None =
     """
     lowered: list[NodeProto] = []
     for node in nodes:
-        lowered += _lower(node, (scales or {}).get(node.name)) if fused_type(node) else [node]
+        lowered += lower_node(node, (scales or {}).get(node.name)) if fused_type(node) else [node]
     return lowered
 
 
@@ -117,14 +118,15 @@ def lower_model(model: onnx.ModelProto, scales: Mapping[str, float] | None = Non
     return lowered
 
 
-class _Writer:
-    """Appends nodes with names below one prefix."""
+class Writer:
+    """Collects nodes, and names what they write below one prefix."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.nodes: list[NodeProto] = []
 
     def add(self, op_type: str, inputs: Sequence[str], output: str = "", **attributes: object) -> str:
+        """A node; returns its only output."""
         name = output or f"{self.prefix}/{len(self.nodes)}_{op_type}"
         node = helper.make_node(op_type, list(inputs), [name], f"{self.prefix}/{len(self.nodes)}")
         node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
@@ -132,6 +134,7 @@ class _Writer:
         return name
 
     def constant(self, value: object, dtype: type[np.generic]) -> str:
+        """A Constant node."""
         tensor = numpy_helper.from_array(np.array(value, dtype))
         return self.add("Constant", (), value=tensor)
 
@@ -139,19 +142,33 @@ class _Writer:
         """Reshape; 0 keeps a size, -1 is what is left."""
         return self.add("Reshape", (value, self.constant(shape, np.int64)), output)
 
-    def size(self, value: str, axis: int) -> str:
-        return self.add("Gather", (self.add("Shape", (value,)), self.constant(axis, np.int64)), axis=0)
+    def size(self, value: str, axis: int, *, keep: bool = False) -> str:
+        """The size of an axis, int64: a scalar, or a list of one with `keep`."""
+        index = self.constant([axis] if keep else axis, np.int64)
+        return self.add("Gather", (self.add("Shape", (value,)), index), axis=0)
 
     def count(self, size: str) -> str:
+        """0, 1, ... below the scalar `size`."""
         return self.add("Range", (self.constant(0, np.int64), size, self.constant(1, np.int64)))
 
 
-def _lower(node: NodeProto, scale: float | None) -> list[NodeProto]:
+def lower_node(node: NodeProto, scale: float | None = None, *, rounding: bool = True) -> list[NodeProto]:
+    """One fused node as plain operators (opset 13 or later).
+
+    Args:
+        node: what `fused_type` knows.
+        scale: to use in place of ``scale_value``.
+        rounding: operands and results are rounded to float16; else operands of any float type are taken as they are and
+            the results are float32.
+
+    Raises:
+        UserError: the node is not as the kernel's contract says.
+    """
     call = read_call(node)
     if isinstance(call, Reason):
         raise UserError(call.code, call.text)
-    writer = _Writer(f"{node.name or node.output[0]}/lowered")
-    ports = {name: _operand(writer, name, value) for name, value in call.ports.items()}
+    writer = Writer(f"{node.name or node.output[0]}/lowered")
+    ports = {name: _operand(writer, name, value, rounding) for name, value in call.ports.items()}
     state = ports["state" if call.op == RECURRENT else "initial_state"]
     tokens = _per_token(writer, ports) + _schedule(writer, call, ports)
     # In double until the last moment, so that a proof in double sees all digits.
@@ -167,19 +184,19 @@ def _lower(node: NodeProto, scale: float | None) -> list[NodeProto]:
     writer.nodes.append(scan)
     for value, output in ((results[2], call.out), (results[1], call.state)):
         if output:
-            writer.add("Cast", (value,), output, to=_HALF)
+            writer.add("Cast", (value,), output, to=_HALF if rounding else _SINGLE)
     return writer.nodes
 
 
-def _operand(writer: _Writer, name: str, value: str) -> str:
+def _operand(writer: Writer, name: str, value: str, rounding: bool) -> str:
     if name in ("actual_seq_lengths", "ssm_state_indices", "num_accepted_tokens"):
         return writer.add("Cast", (value,), to=_INT64)
-    if name not in ("g", "gk"):
+    if rounding and name not in ("g", "gk"):
         value = writer.add("Cast", (value,), to=_HALF)
     return writer.add("Cast", (value,), to=_SINGLE)
 
 
-def _per_token(writer: _Writer, ports: Mapping[str, str]) -> list[str]:
+def _per_token(writer: Writer, ports: Mapping[str, str]) -> list[str]:
     """What each token reads: q, k [Nv, Dk] (heads repeated), v [Nv, Dv], beta [Nv], log decay [Nv, 1, 1 or Dk]."""
     key_heads, value_heads = writer.size(ports["query"], 1), writer.size(ports["value"], 1)
     group = writer.add("Div", (value_heads, key_heads))
@@ -188,7 +205,7 @@ def _per_token(writer: _Writer, ports: Mapping[str, str]) -> list[str]:
     return [query, key, ports["value"], ports["beta"], _log_decay(writer, ports)]
 
 
-def _log_decay(writer: _Writer, ports: Mapping[str, str]) -> str:
+def _log_decay(writer: Writer, ports: Mapping[str, str]) -> str:
     parts = [writer.shaped(ports[name], shape) for name, shape in _DECAYS.items() if name in ports]
     if not parts:
         zero = numpy_helper.from_array(np.zeros(1, np.float32))
@@ -200,7 +217,7 @@ def _log_decay(writer: _Writer, ports: Mapping[str, str]) -> str:
 _DECAYS = {"g": (0, 0, 1, 1), "gk": (0, 0, 1, -1)}
 
 
-def _schedule(writer: _Writer, call: Call, ports: Mapping[str, str]) -> list[str]:
+def _schedule(writer: Writer, call: Call, ports: Mapping[str, str]) -> list[str]:
     """Per token: slot to read, slot to write, whether a sequence starts here, whether any sequence has the token."""
     lengths = ports["actual_seq_lengths"]
     token = writer.count(writer.size(ports["value"], 0))
@@ -225,7 +242,7 @@ def _schedule(writer: _Writer, call: Call, ports: Mapping[str, str]) -> list[str
 
 def _body(prefix: str, factor: str, slots: str) -> onnx.GraphProto:
     """One token: the rule of the module's docstring, between reading a slot and writing one."""
-    writer = _Writer(prefix)
+    writer = Writer(prefix)
     names = ("state", "store", "query", "key", "value", "beta", "log_decay", "read", "write", "first", "valid")
     types = (*[_SINGLE] * 7, _INT64, _INT64, _BOOL, _BOOL)
     inputs = {name: f"{prefix}/{name}" for name in names}

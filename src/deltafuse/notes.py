@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from deltafuse.draws import DRAWS
 from deltafuse.match import Match
 from deltafuse.wire import Model
 
@@ -23,7 +24,7 @@ class Notes:
 
     def of(self, match: Match) -> tuple[str, ...]:
         """Notes on one site: the valid range of the unfused graph, masks that the state ignores."""
-        return (*_range_notes(match), *self._mask_notes(match))
+        return (*_range_notes(match), *_overflow_notes(match), *self._mask_notes(match))
 
     def _mask_notes(self, match: Match) -> Iterable[str]:
         if match.final_state is None or match.dims.tokens == 1:
@@ -45,6 +46,11 @@ class Notes:
                 if not reached.isdisjoint(inputs):
                     reached.update(graph.node_outputs[node])
         return behind
+
+
+def _overflow_notes(match: Match) -> Iterable[str]:
+    if match.proof.draws < len(DRAWS):
+        yield "overflows: the unfused arithmetic overflows for strong decay, the fused node does not; proven where both are finite"
 
 
 def _range_notes(match: Match) -> Iterable[str]:

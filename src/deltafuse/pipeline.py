@@ -20,6 +20,7 @@ from deltafuse.lowering import fused_type
 from deltafuse.match import FuseReport, Match, NoMatch, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
+from deltafuse.ordering import in_order
 from deltafuse.pinning import PinPlan, pin
 from deltafuse.probe import Worker, cut_model
 from deltafuse.reasons import TEXTS, Reason
@@ -39,9 +40,19 @@ TEXTS.update(
 
 @dataclass(frozen=True)
 class _Found:
-    """What is known of a model before anything is changed."""
+    """What is known of a model before anything is changed.
 
+    Attributes:
+        file: as it was scanned.
+        model: the same in topological order.
+        order: number in the file of each node of `model`, None where they are the same.
+        trials: what each class of sites was proven with.
+        anchors: operators that were looked at as a possible start of a rule.
+    """
+
+    file: Model
     model: Model
+    order: tuple[int, ...] | None
     shapes: Shapes
     sites: tuple[Site, ...]
     trials: Mapping[bytes, Trial]
@@ -112,7 +123,8 @@ def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
 def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None)
-        model = scan(options.model)
+        file = scan(options.model)
+        model, order = in_order(file)
         kinds = classes.classify(model)
         shapes = Shapes(model)
     sites: list[Site] = []
@@ -125,7 +137,7 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
             more, proven = prove_sites(model, kinds, shapes, rule, worker, finder.find(), clock.progress.note)
         sites += more
         trials.update(proven)
-    return _Found(model, shapes, tuple(sites), trials, anchors)
+    return _Found(file, model, order, shapes, tuple(sites), trials, anchors)
 
 
 def _plan(
@@ -217,7 +229,7 @@ def _report(
         nodes_after=after,
         sites=reports,
         pinned=() if pins is None else pins.pinned,
-        notes=(*_notes(found, reports), *_missing_data(found.model)),
+        notes=(*_notes(found, reports), *_missing_data(found.file)),
         seconds=clock.seconds,
         exit=_exit(options, reports),
     )
@@ -257,9 +269,9 @@ def _write(
     if output is None or not plans:
         return report
     with clock.stage("writing"):
-        changes = splice.changes_of(found.model.graph, plans, pins)
-        built = edits.build(found.model, changes)
-        receipt = record.publish(found.model, built, output, options.record, progress=clock.progress.advance)
+        changes = splice.changes_of(found.model.graph, plans, pins, found.order)
+        built = edits.build(found.file, changes)
+        receipt = record.publish(found.file, built, output, options.record, progress=clock.progress.advance)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))
 
 

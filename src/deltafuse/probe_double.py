@@ -33,6 +33,8 @@ def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     refused = _graph(result.graph)
+    for function in result.functions:
+        refused = _nodes(function.node) if refused is None else refused
     return result if refused is None else refused
 
 
@@ -57,6 +59,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
     for node in nodes:
         if node.op_type in _QUANTISED:
             return Reason("no-double-kernel", {"op": node.op_type})
+        _state_default(node)
         for attribute in node.attribute:
             refused = _attribute(node.op_type, attribute)
             if refused is not None:
@@ -91,6 +94,16 @@ def _plain_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         helper.make_node("Constant", [], [factor], value=value),
         helper.make_node("Mul", [product, factor], list(node.output)),
     ]
+
+
+def _state_default(node: onnx.NodeProto) -> None:
+    """Writes out the type that an operator has where its attribute is missing: float."""
+    given = {attribute.name for attribute in node.attribute}
+    if node.op_type == "ConstantOfShape" and "value" not in given:
+        zero = numpy_helper.from_array(np.zeros(1, np.float64))
+        node.attribute.append(helper.make_attribute("value", zero))
+    elif node.op_type == "SequenceEmpty" and "dtype" not in given:
+        node.attribute.append(helper.make_attribute("dtype", TensorProto.DOUBLE))
 
 
 def _attribute(op_type: str, attribute: AttributeProto) -> Reason | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from deltafuse import layouts, prover, region
+from deltafuse.bodies import is_call
 from deltafuse.dims import Dim
 from deltafuse.finder import Candidate
 from deltafuse.match import Dims, Match, NoMatch, Proof, Role
@@ -220,5 +221,9 @@ def _define(shapes: Shapes, match: Match) -> None:
 def _form(model: Model, candidate: Candidate) -> str:
     """Chunk rules add up the log decay along tokens; recurrent ones take it token by token."""
     graph = model.graph
+    if any(is_call(model, graph, node) for node in candidate.core):
+        return "function"
     ops = {graph.op[node] for node in candidate.nodes}
-    return "chunk" if ops & {"CumSum", "Trilu"} else "recurrent"
+    if ops & {"CumSum", "Trilu"}:
+        return "chunk"
+    return next((op.lower() for op in ("Loop", "Scan") if op in ops), "recurrent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from deltafuse import region
 from deltafuse.edits import Changes, Insertion
@@ -11,8 +12,17 @@ from deltafuse.match import Match, Plan
 from deltafuse.pinning import PinPlan
 
 
-def changes_of(graph: Graph, plans: Sequence[Plan], pins: PinPlan | None) -> Changes:
-    """What is to be changed in the file to fuse the planned sites and pin the axes."""
+def changes_of(
+    graph: Graph, plans: Sequence[Plan], pins: PinPlan | None, order: Sequence[int] | None = None
+) -> Changes:
+    """What is to be changed in the file to fuse the planned sites and pin the axes.
+
+    Args:
+        graph: in topological order.
+        plans: the sites to fuse.
+        pins: the axes to pin.
+        order: number in the file of each node of `graph`, None where they are the same.
+    """
     removed = _removed(graph, plans)
     gone = frozenset(node for _, nodes in removed for node in nodes)
     inserted: list[Insertion] = []
@@ -23,7 +33,19 @@ def changes_of(graph: Graph, plans: Sequence[Plan], pins: PinPlan | None) -> Cha
         moved += [
             (plan.match.name, node, before) for node in _early_readers(graph, plan.match, before) if node not in gone
         ]
-    return Changes(removed, tuple(inserted), tuple(moved), () if pins is None else pins.retyped)
+    changes = Changes(removed, tuple(inserted), tuple(moved), () if pins is None else pins.retyped)
+    return changes if order is None else _renumbered(changes, order)
+
+
+def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:
+    """The same changes in the numbers of a file that is out of order: nothing needs to move there."""
+    places = (*order, len(order))
+    return replace(
+        changes,
+        removed=tuple((site, tuple(sorted(order[node] for node in nodes))) for site, nodes in changes.removed),
+        inserted=tuple(replace(insertion, before=places[insertion.before]) for insertion in changes.inserted),
+        moved=(),
+    )
 
 
 def _removed(graph: Graph, plans: Sequence[Plan]) -> tuple[tuple[str, tuple[int, ...]], ...]:

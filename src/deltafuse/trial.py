@@ -12,9 +12,14 @@ from deltafuse.bench import Bench, Binding
 from deltafuse.draws import Array, Draw, Operands, draw
 from deltafuse.match import Validity
 from deltafuse.patterns import Recurrence
-from deltafuse.reasons import Reason
+from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Explained
 from deltafuse.rule import project, relative, run_rule
+
+TEXTS.update({
+    "overflows": "the site's own arithmetic leaves the range of floating point on '{draw}', so that nothing can be "
+    "compared; write the decay as exp of differences",
+})
 
 #: Tokens that show each step of the rule, the second and later states too.
 _FEW = 6
@@ -57,6 +62,8 @@ class Trial:
         ran = self.bench.run(assignment.write(operands), binding.numbers, ends)
         if isinstance(ran, Reason):
             return ran
+        if not all(np.isfinite(array).all() for array in ran.values()):
+            return Reason("overflows", {"draw": how.name})
         mix = np.eye(sizes["V"]) if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
         out, final = run_rule(self.recurrence, project(operands, mix), assignment.preparation())
         error = self._compare(ran[self.out], self.explained.outs[self.out], "BTHV", sizes, mix, out * assignment.scale)

@@ -18,15 +18,11 @@ from deltafuse.lowering import Call, fused_type, lower_model, read_call
 from deltafuse.probe import Session, Worker, to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
+from deltafuse.verify_bars import BARS, EXACT
 from deltafuse.verify_cut import Pair, free_symbols
 from deltafuse.verify_feeds import FLOATS, Array, feeds
 
 Double = npt.NDArray[np.float64]
-
-#: Relative, per output and draw.
-BAR = 1e-12
-#: Bars of the target's precision: those of the reference exporter's own comparison.
-COSINE, NRMSE = 0.999, 0.02
 
 TEXTS.update(
     {
@@ -133,14 +129,14 @@ class _Trial:
                 reason = error
                 break
             worst, count = max(worst, error), count + 1
-            if error > BAR:
+            if error > EXACT:
                 reason = Reason("site-differs", {"error": error, "draw": run.how.name, "tokens": run.tokens})
                 break
         self._worker.unload(fused)
         rounding = None if reason is not None else self._rounding(unfused, runs[-len(DRAWS)])
         if isinstance(rounding, Reason):
             reason, rounding = rounding, None
-        if rounding is not None and not (rounding.cosine >= COSINE and rounding.nrmse <= NRMSE):
+        if rounding is not None and not BARS["site"].met(rounding.cosine, rounding.nrmse, rounding.max_abs):
             reason = Reason("site-rounding", {"nrmse": rounding.nrmse, "cosine": rounding.cosine})
         return SiteVerdict(
             self._pair.name,
@@ -203,7 +199,7 @@ class _Trial:
                 stated[node.name] = call.scale
         exact = {name: scale * ratio for name, scale in stated.items()}
         same = all(np.float32(exact[name]) == np.float32(scale) for name, scale in stated.items())
-        return exact if same and abs(ratio - 1) > BAR / 10 else None
+        return exact if same and abs(ratio - 1) > EXACT / 10 else None
 
     def _fused(self, scales: Mapping[str, float] | None) -> Session | Reason:
         return self._load(to_double(lower_model(self._pair.fused, scales)))

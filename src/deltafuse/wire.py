@@ -9,9 +9,12 @@ import gc
 import mmap
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
+
+import onnx
 
 from deltafuse.errors import UserError
 from deltafuse.graph import Graph
@@ -64,6 +67,12 @@ class Model:
     declarations: tuple[Declaration, ...]
     constants: tuple[TensorHead, ...]
 
+    @cached_property
+    def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
+        """The functions the model defines, decoded, by domain and name."""
+        decoded = [onnx.FunctionProto.FromString(bytes(self.data[start:end])) for start, end in self.functions]
+        return {(function.domain, function.name): function for function in decoded}
+
     @property
     def mapped(self) -> mmap.mmap:
         """The mapped file, for searches."""
@@ -104,6 +113,19 @@ def scan_body(model: Model, attribute: tuple[int, int]) -> Graph:
         if number == 6 and wire == LENGTH:
             scanner.graph(start, end)
     return scanner.finish()
+
+
+def scan_function(model: Model, function: onnx.FunctionProto) -> Model:
+    """A function's body as a model of its own, whose graph has the function's inputs and outputs."""
+    named = [[onnx.ValueInfoProto(name=name) for name in names] for names in (function.input, function.output)]
+    graph = onnx.GraphProto(name=function.name, node=function.node, input=named[0], output=named[1])
+    data = memoryview(graph.SerializeToString())
+    scanner = Scanner(data)
+    scanner.graph(0, len(data))
+    scope = replace(model, data=data, graph=scanner.finish())
+    # Functions call each other: what is decoded once serves all, and lies in the model's own bytes.
+    vars(scope)["local_functions"] = model.local_functions
+    return scope
 
 
 def _map(path: Path) -> memoryview:

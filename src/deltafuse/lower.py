@@ -1,0 +1,220 @@
+"""``fuse lower``: turns the operators that onnxruntime does not know into plain ONNX, so that a fused file runs.
+
+What is lowered: the Custom nodes of the gated delta rule (see `deltafuse.lowering`) and LinearAttention, of either
+domain, where the installed onnxruntime lacks it (see `deltafuse.lowering_attention`). All else stays byte for byte what
+it was, but for the rollback record: the lowered file is not the file that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import NodeProto
+
+from deltafuse import edits, record
+from deltafuse.boundary import Bypass, bypass, dead, site_of
+from deltafuse.edits import Changes, Edit, Insertion
+from deltafuse.errors import UserError
+from deltafuse.files import check_output
+from deltafuse.graph import Graph
+from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node
+from deltafuse.lowering_attention import LINEAR_ATTENTION, is_linear_attention, lower_attention, runtime_has
+from deltafuse.options import AttentionMode, Progress, SilentProgress
+from deltafuse.shapes import Shapes
+from deltafuse.wire import Model, scan
+
+__all__ = ["LowerReport", "Lowered", "lower"]
+
+#: ReduceSum takes its axes as an input from here on
+_OPSET = 13
+_NAMES = (CHUNK.encode(), RECURRENT.encode(), LINEAR_ATTENTION.encode())
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One node that became plain operators.
+
+    Attributes:
+        name: of the node; its first result where it has none.
+        op: ``ChunkGatedDeltaRule``, ``RecurrentGatedDeltaRule`` or ``LinearAttention``.
+        site: the site that a fuse gave it, "" where none did.
+    """
+
+    name: str
+    op: str
+    site: str
+
+
+@dataclass(frozen=True)
+class LowerReport:
+    """What was lowered.
+
+    Attributes:
+        model, output: the files; output is None where nothing was written.
+        rounding: whether operands and results are rounded to float16 at the boundary, as the kernels do.
+        lowered: the nodes, in the order of the graph.
+        nodes_before, nodes_after: nodes of the main graph.
+        notes: what else is to be known, e.g. nodes that onnxruntime still does not run.
+        exit: 0, or 3 where there is nothing to lower.
+    """
+
+    model: str
+    output: str | None
+    rounding: bool
+    lowered: tuple[Lowered, ...]
+    nodes_before: int
+    nodes_after: int
+    notes: tuple[str, ...]
+    exit: int
+
+
+def lower(
+    fused: Path,
+    output: Path,
+    *,
+    rounding: bool = True,
+    linear_attention: AttentionMode = "auto",
+    progress: Progress | None = None,
+) -> LowerReport:
+    """Writes a file that onnxruntime runs; any batch, sequence lengths, slots and head counts.
+
+    Args:
+        fused: the file to read; never written.
+        output: the file to write. External data is left where it is in the same folder, else copied.
+        rounding: round to float16 where the Custom nodes' kernels do. Without it the Casts to float16 that a fuse put
+            around them are passed too: the file computes in the unfused graph's own precision, which is for telling
+            a wrong result from a rounded one.
+        linear_attention: lower LinearAttention ``auto``: where the installed onnxruntime lacks it, ``always`` (the file
+            goes to another machine) or ``never``.
+        progress: told about stages.
+
+    Raises:
+        UserError: what scanning and writing raise; ``custom-malformed``, ``attention-malformed``, ``opset-too-old``,
+            ``dtype-unknown``.
+    """
+    shown = progress or SilentProgress()
+    check_output(output, [fused])
+    shown.start("lowering")
+    model = scan(fused)
+    chosen = _chosen(model.graph, linear_attention)
+    notes = _notes(model, chosen)
+    before = len(model.graph.op)
+    if not chosen:
+        return LowerReport(str(fused), None, rounding, (), before, before, (_NOTHING, *notes), 3)
+    _check_opset(model)
+    found, changes = _changes(model, chosen, rounding)
+    old = model.metadata_parts.get(record.KEY, ())
+    extra = [Edit(part.field, part.end, b"", "", "metadata") for part in old]
+    shown.start("writing")
+    receipt = record.publish(model, edits.build(model, changes, extra), output, "none", progress=shown.advance)
+    after = before + sum(len(new.nodes) for new in changes.inserted) - sum(len(nodes) for _, nodes in changes.removed)
+    return LowerReport(str(fused), str(output), rounding, found, before, after, (*notes, *receipt.notes), 0)
+
+
+_NOTHING = (
+    "nothing to lower: there is no Custom node of the gated delta rule, and no LinearAttention that onnxruntime lacks"
+)
+
+
+def _chosen(graph: Graph, mode: AttentionMode) -> list[int]:
+    """The nodes to lower."""
+    wanted = {domain: mode == "always" for domain in ("", "com.microsoft")}
+    found: list[int] = []
+    for index, op in enumerate(graph.op):
+        domain = graph.domain[index]
+        if op == "Custom" and fused_type(graph.node(index)):
+            found.append(index)
+        elif is_linear_attention(op, domain):
+            if mode == "auto" and not wanted[domain]:
+                wanted[domain] = not runtime_has(domain)
+                mode = mode if wanted[domain] else mode
+            if wanted[domain]:
+                found.append(index)
+    return found
+
+
+def _check_opset(model: Model) -> None:
+    opset = model.opset_imports.get("", 0)
+    if opset < _OPSET:
+        raise UserError(
+            "opset-too-old",
+            f"{model.path} is of opset {opset} and the plain form needs {_OPSET}: export it again with a newer opset, "
+            "or convert it with onnx.version_converter",
+        )
+
+
+def _changes(model: Model, chosen: Sequence[int], rounding: bool) -> tuple[tuple[Lowered, ...], Changes]:
+    graph = model.graph
+    shapes = Shapes(model)
+    found: list[Lowered] = []
+    inserted: list[Insertion] = []
+    removed: list[tuple[str, tuple[int, ...]]] = []
+    idle: list[int] = []
+    for index, name in zip(chosen, _labels(graph, chosen), strict=True):
+        node = graph.node(index)
+        site = site_of(node)
+        found.append(Lowered(name, fused_type(node) or node.op_type, site))
+        around = Bypass(node) if rounding or not fused_type(node) else bypass(graph, index, f"{name}/unrounded")
+        around.node.name = name
+        plain = _plain(shapes, index, around.node, rounding)
+        label = site or name
+        inserted.append(Insertion(label, index, (*around.before, *plain, *around.after)))
+        inserted += [Insertion(label, at, nodes) for at, nodes in sorted(around.replaced.items())]
+        removed.append((label, (index, *around.replaced)))
+        idle += around.idle
+    gone = dead(graph, [node for _, nodes in removed for node in nodes], idle)
+    if gone:
+        removed.append(("", tuple(sorted(gone))))
+    return tuple(found), Changes(tuple(removed), tuple(inserted))
+
+
+def _labels(graph: Graph, chosen: Sequence[int]) -> Iterator[str]:
+    """A name of its own for each node: the new ones are named below it."""
+    names = [graph.node_name(index) for index in chosen]
+    count = Counter(names)
+    for index, name in zip(chosen, names, strict=True):
+        first = next(value for value in graph.node_outputs[index] if value)
+        yield name if name and count[name] == 1 else graph.name(first)
+
+
+def _plain(shapes: Shapes, index: int, node: NodeProto, rounding: bool) -> list[NodeProto]:
+    if fused_type(node):
+        return lower_node(node, rounding=rounding)
+    graph = shapes.graph
+    inputs, outputs = graph.node_inputs[index], (*graph.node_outputs[index], 0)
+    dtype = shapes.dtype(inputs[0]) or _declared(graph, outputs[0])
+    if dtype is None:
+        raise UserError(
+            "dtype-unknown",
+            f"the element type of {graph.name(inputs[0])}, the query of {node.name}, is not known: "
+            "run onnx shape inference on the model first",
+        )
+    past = inputs[3] if len(inputs) > 3 else 0
+    state = (shapes.dtype(past) if past else _declared(graph, outputs[1])) or dtype
+    return lower_attention(node, dtype, state)
+
+
+def _declared(graph: Graph, value: int) -> int | None:
+    info = graph.value_info(value)
+    return None if info is None else info.type.tensor_type.elem_type or None
+
+
+def _notes(model: Model, chosen: Sequence[int]) -> tuple[str, ...]:
+    graph = model.graph
+    left = [i for i, op in enumerate(graph.op) if op == "Custom" and not graph.domain[i] and i not in set(chosen)]
+    notes = [f"onnxruntime does not know the Custom node {_title(graph.node(i))}: it is left as it is" for i in left]
+    spans = [graph.spans[index] for index in graph.captures] + list(model.functions)
+    if any(model.mapped.find(name, *span) >= 0 for name in _NAMES for span in spans):
+        notes.append(
+            "a fused node inside a subgraph or a local function is left as it is: inline functions with onnx.inliner"
+        )
+    return tuple(notes)
+
+
+def _title(node: onnx.NodeProto) -> str:
+    kinds = [attribute.s.decode() for attribute in node.attribute if attribute.name == "type"]
+    return f"{node.name or ', '.join(node.output)} ({', '.join(kinds) or 'no type'})"

@@ -1,0 +1,82 @@
+"""Topological order: some tools append nodes in front of whose readers they belong; onnxruntime takes that, so do we."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from deltafuse.errors import UserError
+from deltafuse.graph import Graph, Runs, Spans
+from deltafuse.wire import Model
+
+
+def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
+    """A model whose nodes are numbered so that each comes after what it reads.
+
+    Returns:
+        The model, and for each node its number in the file; the same model and None where the file is in order.
+
+    Raises:
+        UserError: ``cyclic``: nodes read each other's results.
+    """
+    graph = model.graph
+    if _is_sorted(graph):
+        return model, None
+    order = _sorted(graph)
+    numbers = {old: new for new, old in enumerate(order)}
+    renumbered = replace(
+        graph,
+        op=[graph.op[node] for node in order],
+        domain=[graph.domain[node] for node in order],
+        node_inputs=[graph.node_inputs[node] for node in order],
+        node_outputs=[graph.node_outputs[node] for node in order],
+        captures={numbers[node]: values for node, values in graph.captures.items()},
+        spans=_spans([graph.spans[node] for node in order]),
+        attribute_spans=_runs([graph.attribute_spans[node] for node in order]),
+        _attributes={},
+    )
+    return replace(model, graph=renumbered), tuple(order)
+
+
+def _spans(ranges: Sequence[tuple[int, int]]) -> Spans:
+    return Spans(array("q", [start for start, _ in ranges]), array("q", [end for _, end in ranges]))
+
+
+def _runs(runs: Sequence[Sequence[tuple[int, int]]]) -> Runs:
+    return Runs(_spans([span for run in runs for span in run]), array("q", accumulate(len(run) for run in runs)))
+
+
+def _is_sorted(graph: Graph) -> bool:
+    producer = graph.producer
+    if any(producer[value] >= node for node, values in graph.captures.items() for value in values):
+        return False
+    return not any(
+        producer[value] >= node for node, inputs in enumerate(graph.node_inputs) for value in inputs if value
+    )
+
+
+def _sorted(graph: Graph) -> list[int]:
+    """Depth-first from each node in the file's order, without recursion: what is in order stays so."""
+    producer = graph.producer
+    done = bytearray(len(graph.op))
+    order: list[int] = []
+    for first in range(len(graph.op)):
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            if done[node] == 2:
+                stack.pop()
+                continue
+            waiting = [producer[value] for value in graph.reads(node) if producer[value] >= 0 and done[producer[value]] < 2]
+            if not waiting:
+                done[node] = 2
+                order.append(stack.pop())
+                continue
+            if done[node] == 1:
+                name = graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+                raise UserError("cyclic", f"node {name} reads what is computed from it: export the model again")
+            done[node] = 1
+            stack += waiting
+    return order
