@@ -12,7 +12,9 @@ Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024; the same recurre
 import numpy as np
 
 
-def recurrence(query, key, value, g, beta, state, *, order="decay", sign=1.0, decayed=True, corrected=True, early=False):
+def recurrence(
+    query, key, value, g, beta, state, *, order="decay", sign=1.0, decayed=True, corrected=True, early=False
+):
     """The rule; the keywords make its neighbours. Shapes: see `deltafuse.patterns.Pattern.recurrence`."""
     out = np.empty_like(value)
     for t in range(value.shape[1]):

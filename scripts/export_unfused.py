@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -41,16 +42,16 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--dtype", choices=("fp16", "fp32"), default="fp16", help="of the weights; default %(default)s")
     options.add_argument(
         "--dummy-seq-len",
-        type=at_least(2),
+        type=partial(at_least, 2),
         default=32,
         metavar="N",
         help="tokens to trace a prefill with, and tokens before the one a decode is traced with; default %(default)s",
     )
     options.add_argument("--exporter", choices=("torchscript", "dynamo"), default="torchscript")
-    options.add_argument("--opset", type=at_least(14), default=18, metavar="N", help="default %(default)s")
+    options.add_argument("--opset", type=partial(at_least, 14), default=18, metavar="N", help="default %(default)s")
     options.add_argument(
         "--chunk-size",
-        type=at_least(2),
+        type=partial(at_least, 2),
         default=None,
         metavar="N",
         help="tokens in a chunk of the written-out rule; default: what the model's own code has, 64. "
@@ -59,18 +60,12 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def at_least(least: int) -> type[int]:
-    """A type of option: a whole number from ``least`` on."""
-
-    class Number(int):
-        def __new__(cls, text: str) -> Number:
-            number = super().__new__(cls, text)
-            if number < least:
-                raise argparse.ArgumentTypeError(f"{text} is too small: at least {least} is needed")
-            return number
-
-    Number.__name__ = "whole number"
-    return Number
+def at_least(least: int, text: str) -> int:
+    """The whole number of an option, from ``least`` on."""
+    number = int(text)
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is too small: at least {least} is needed")
+    return number
 
 
 def fail(message: str) -> NoReturn:

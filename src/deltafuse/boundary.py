@@ -19,7 +19,9 @@ from deltafuse.graph import Graph
 #: metadata of every node that a fuse wrote: the site's name
 SITE = "deltafuse.site"
 #: operators that move elements of their first input and leave them as they are
-_LAYOUT = frozenset({"Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+_LAYOUT = frozenset(
+    {"Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)
 
 
 @dataclass
@@ -103,7 +105,9 @@ class _Walk:
         node = self.graph.producer[value]
         if node >= 0 and self._rounds(node):
             self.found.idle.append(node)
-            return self.graph.name(self.graph.node_inputs[node][0])
+            name = self.graph.name(self.graph.node_inputs[node][0])
+            self._measure(value, name)
+            return name
         if node < 0 or not self._moves(node):
             return self.graph.name(value)
         inner = self.graph.node_inputs[node][0]
@@ -114,6 +118,14 @@ class _Walk:
         copy = self._copy(node, name)
         self.found.before.append(copy)
         return copy.output[0]
+
+    def _measure(self, value: int, name: str) -> None:
+        """Takes the shape of a rounded operand (a kernel's sequence length comes from it) from the unrounded one."""
+        for reader in self.graph.consumers[value]:
+            if self.graph.op[reader] == "Shape" and self._is_ours(reader):
+                new = self.graph.node(reader)
+                new.input[0] = name
+                self.found.replaced[reader] = (new,)
 
     def results(self, value: int, name: str) -> bool:
         """Lets what converts a result read its unrounded form `name`.

@@ -165,10 +165,7 @@ class Finder:
         graph, kinds = self._graph, self._kinds
         inside = {value for node in core for value in graph.node_outputs[node]}
         entries = {
-            value
-            for node in core
-            for value in graph.reads(node)
-            if value not in inside and kinds[value] == Kind.DATA
+            value for node in core for value in graph.reads(node) if value not in inside and kinds[value] == Kind.DATA
         }
         roots = self._climber.roots(sorted(entries), g)
         if len(roots) < self._pattern.least_roots:

@@ -25,8 +25,8 @@ TEXTS.update(
         "unsupported-operator": "the operator {op} ({node}) is not known to be smooth in its data, so the site is not proven; "
         "export it as plain arithmetic",
         "position-gate": "the operator {op} ({node}) makes a step of a loop depend on its number, so steps that no trial reaches "
-    "may differ; the site stays as it is",
-    "early-exit": "the loop {node} may end before its last token; give it a condition that is always true",
+        "may differ; the site stays as it is",
+        "early-exit": "the loop {node} may end before its last token; give it a condition that is always true",
     }
 )
 
@@ -129,7 +129,9 @@ def _search(
         found = (
             _search_bodies(scope, node, varying, tainted, positions)
             if has_body(scope.model, graph, node)
-            else None if node in exempt or _analytic(scope, node, varying) else _reason(graph, node)
+            else None
+            if node in exempt or _analytic(scope, node, varying)
+            else _reason(graph, node)
         )
         if found is not None:
             return found

@@ -19,6 +19,8 @@ from deltafuse.shapes import Shapes
 TOKENS, FREE = 24, 8
 #: Sizes tried for an axis, and how many that fit are gone on with.
 _TRIED, _BRANCHES = 1024, 4
+#: Ties named in a message.
+_SAID = 8
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,9 @@ class _Search:
             return
         name = next((name for name in free if name in self._fixed or self._determined(name, known)), free[0])
         rest = tuple(other for other in free if other != name)
-        for size in islice(self._sizes(name, known), _BRANCHES):
+        # What no tie joins to a symbol that is still open need not be tried again.
+        branches = _BRANCHES if self._binds(name, known) else 1
+        for size in islice(self._sizes(name, known), branches):
             yield from self.solutions(rest, {**known, name: size})
 
     def _sizes(self, name: str, known: Mapping[str, int]) -> Iterator[int]:
@@ -205,6 +209,11 @@ class _Search:
 
     def _determined(self, name: str, known: Mapping[str, int]) -> bool:
         return any(_root(left, right, name, known) >= 1 for left, right in self._ties)
+
+    def _binds(self, name: str, known: Mapping[str, int]) -> bool:
+        sides = [symbols(left) | symbols(right) for left, right in self._ties]
+        sides += [symbols(site.tokens) for site in self._sites]
+        return any(name in own and own - known.keys() - {name} for own in sides)
 
     def _fits(self, name: str, known: Mapping[str, int]) -> bool:
         """Whether all that can be told by now holds."""
@@ -245,7 +254,8 @@ def _unsolved(
         for site in sites
         if site.valid is not None and not isinstance(site.tokens, int)
     }
-    said = [*(f"--dim {name}={size}" for name, size in given.items()), *sorted(ranges), *(tie.why for tie in ties)]
+    said = [*(f"--dim {name}={size}" for name, size in given.items()), *sorted(ranges)]
+    said += dict.fromkeys(tie.why for tie in ties[:_SAID])
     if given or arrays:
         text = f"the given sizes do not go together: {'; '.join(said)}. Give others"
         return UserError("sizes-contradict", text)

@@ -31,6 +31,7 @@ __all__ = ["LowerReport", "Lowered", "lower"]
 
 #: ReduceSum takes its axes as an input from here on
 _OPSET = 13
+_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _NAMES = (CHUNK.encode(), RECURRENT.encode(), LINEAR_ATTENTION.encode())
 
 
@@ -122,19 +123,17 @@ _NOTHING = (
 
 def _chosen(graph: Graph, mode: AttentionMode) -> list[int]:
     """The nodes to lower."""
-    wanted = {domain: mode == "always" for domain in ("", "com.microsoft")}
-    found: list[int] = []
-    for index, op in enumerate(graph.op):
-        domain = graph.domain[index]
-        if op == "Custom" and fused_type(graph.node(index)):
-            found.append(index)
-        elif is_linear_attention(op, domain):
-            if mode == "auto" and not wanted[domain]:
-                wanted[domain] = not runtime_has(domain)
-                mode = mode if wanted[domain] else mode
-            if wanted[domain]:
-                found.append(index)
-    return found
+    ops = list(zip(graph.op, graph.domain, strict=True))
+    wanted = {domain: _wanted(domain, mode) for op, domain in set(ops) if is_linear_attention(op, domain)}
+    return [
+        index
+        for index, (op, domain) in enumerate(ops)
+        if (op == "Custom" and fused_type(graph.node(index))) or (op == LINEAR_ATTENTION and wanted.get(domain))
+    ]
+
+
+def _wanted(domain: str, mode: AttentionMode) -> bool:
+    return mode == "always" or (mode == "auto" and not runtime_has(domain))
 
 
 def _check_opset(model: Model) -> None:
@@ -153,6 +152,7 @@ def _changes(model: Model, chosen: Sequence[int], rounding: bool) -> tuple[tuple
     found: list[Lowered] = []
     inserted: list[Insertion] = []
     removed: list[tuple[str, tuple[int, ...]]] = []
+    replaced: set[int] = set()
     idle: list[int] = []
     for index, name in zip(chosen, _labels(graph, chosen), strict=True):
         node = graph.node(index)
@@ -163,8 +163,11 @@ def _changes(model: Model, chosen: Sequence[int], rounding: bool) -> tuple[tuple
         plain = _plain(shapes, index, around.node, rounding)
         label = site or name
         inserted.append(Insertion(label, index, (*around.before, *plain, *around.after)))
-        inserted += [Insertion(label, at, nodes) for at, nodes in sorted(around.replaced.items())]
-        removed.append((label, (index, *around.replaced)))
+        # what two fused nodes share is replaced once
+        fresh = {at: nodes for at, nodes in around.replaced.items() if at not in replaced}
+        inserted += [Insertion(label, at, nodes) for at, nodes in fresh.items()]
+        removed.append((label, (index, *fresh)))
+        replaced.update(fresh)
         idle += around.idle
     gone = dead(graph, [node for _, nodes in removed for node in nodes], idle)
     if gone:
@@ -205,9 +208,10 @@ def _declared(graph: Graph, value: int) -> int | None:
 
 def _notes(model: Model, chosen: Sequence[int]) -> tuple[str, ...]:
     graph = model.graph
-    left = [i for i, op in enumerate(graph.op) if op == "Custom" and not graph.domain[i] and i not in set(chosen)]
-    notes = [f"onnxruntime does not know the Custom node {_title(graph.node(i))}: it is left as it is" for i in left]
-    spans = [graph.spans[index] for index in graph.captures] + list(model.functions)
+    customs = [index for index, op in enumerate(graph.op) if op == "Custom" and not graph.domain[index]]
+    left = [graph.node(index) for index in sorted(set(customs) - set(chosen))]
+    notes = [f"onnxruntime does not know the Custom node {_title(node)}: it is left as it is" for node in left]
+    spans = [graph.spans[index] for index, op in enumerate(graph.op) if op in _CONTROL] + list(model.functions)
     if any(model.mapped.find(name, *span) >= 0 for name in _NAMES for span in spans):
         notes.append(
             "a fused node inside a subgraph or a local function is left as it is: inline functions with onnx.inliner"

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 Form = Literal["chunk", "recurrent"]
 Operator = Literal["cgdr", "rgdr"]
 RecordMode = Literal["embed", "sidecar", "none"]
+AttentionMode = Literal["auto", "always", "never"]
 
 DEFAULT_TARGET = "ascend-310p"
 DEFAULT_TIMEOUT = 600.0

@@ -69,7 +69,9 @@ def _sorted(graph: Graph) -> list[int]:
             if done[node] == 2:
                 stack.pop()
                 continue
-            waiting = [producer[value] for value in graph.reads(node) if producer[value] >= 0 and done[producer[value]] < 2]
+            waiting = [
+                producer[value] for value in graph.reads(node) if producer[value] >= 0 and done[producer[value]] < 2
+            ]
             if not waiting:
                 done[node] = 2
                 order.append(stack.pop())

@@ -109,8 +109,10 @@ def cut_model(model: Model, shapes: Shapes, inputs: Sequence[int], outputs: Sequ
     body.output.extend(onnx.ValueInfoProto(name=graph.name(value)) for value in outputs)
     opsets = [helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
     # Built without the checker's defaults: the file's own imports stay what they are.
-    called = [function for function in model.local_functions.values()] if any(is_call(model, graph, node) for node in nodes) else []
-    cut = onnx.ModelProto(ir_version=min(model.ir_version, _IR_VERSION), opset_import=opsets, graph=body, functions=called)
+    called = list(model.local_functions.values()) if any(is_call(model, graph, node) for node in nodes) else []
+    cut = onnx.ModelProto(
+        ir_version=min(model.ir_version, _IR_VERSION), opset_import=opsets, graph=body, functions=called
+    )
     return Cut(cut, tuple(inputs), tuple(outputs), tuple(nodes))
 
 
@@ -118,7 +120,9 @@ def _declare(graph: Graph, shapes: Shapes, value: int) -> onnx.ValueInfoProto | 
     dtype, shape = shapes.dtype(value), shapes.shape(value)
     if dtype is None or shape is None:
         return Reason("cut-type-unknown", {"value": graph.name(value)})
-    return helper.make_tensor_value_info(graph.name(value), dtype, [dim if isinstance(dim, int) else None for dim in shape])
+    return helper.make_tensor_value_info(
+        graph.name(value), dtype, [dim if isinstance(dim, int) else None for dim in shape]
+    )
 
 
 def _inline_external(model: Model, body: onnx.GraphProto) -> Reason | None:

@@ -6,6 +6,7 @@ not hold from there, lower values are tried: behind a head repeat that is not th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,7 +68,7 @@ def _path(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candid
     chain = region.role_chain(model.graph, kinds, candidate, root)
     opset = model.opset_imports.get("", 17)
     found: _Path | None = None
-    for index, (before, after) in enumerate(zip(chain, chain[1:], strict=False)):
+    for index, (before, after) in enumerate(itertools.pairwise(chain)):
         if _single_step(model, kinds, before, after):
             continue
         taken = take_norm(model, kinds, shapes, before, after)

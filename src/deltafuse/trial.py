@@ -16,10 +16,12 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Explained
 from deltafuse.rule import project, relative, run_rule
 
-TEXTS.update({
-    "overflows": "the site's own arithmetic leaves the range of floating point on '{draw}', so that nothing can be "
-    "compared; write the decay as exp of differences",
-})
+TEXTS.update(
+    {
+        "overflows": "the site's own arithmetic leaves the range of floating point on '{draw}', so that nothing can be "
+        "compared; write the decay as exp of differences",
+    }
+)
 
 #: Tokens that show each step of the rule, the second and later states too.
 _FEW = 6

@@ -9,8 +9,8 @@ import gc
 import mmap
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import cached_property
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 

@@ -20,6 +20,7 @@ from typing import IO, cast
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 from deltafuse.reasons import TEXTS, Reason
 
@@ -84,7 +85,7 @@ class Worker:
         self._memory = memory
         self._child = self._start()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
