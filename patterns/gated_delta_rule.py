@@ -9,12 +9,18 @@ Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024; the same recurre
 `torch_recurrent_gated_delta_rule` of Hugging Face transformers computes.
 """
 
+from functools import partial
+
 import numpy as np
+
+from deltafuse.draws import Array
+from deltafuse.patterns import Pattern, Recurrence
 
 
 def recurrence(
-    query, key, value, g, beta, state, *, order="decay", sign=1.0, decayed=True, corrected=True, early=False
-):
+    query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array,
+    *, order: str = "decay", sign: float = 1.0, decayed: bool = True, corrected: bool = True, early: bool = False,
+) -> tuple[Array, Array]:  # fmt: skip
     """The rule; the keywords make its neighbours. Shapes: see `deltafuse.patterns.Pattern.recurrence`."""
     out = np.empty_like(value)
     for t in range(value.shape[1]):
@@ -31,11 +37,21 @@ def recurrence(
     return out, state
 
 
-def _variant(**changes):
-    def neighbour(query, key, value, g, beta, state):
-        return recurrence(query, key, value, g, beta, state, **changes)
+_NEIGHBOURS: dict[str, Recurrence] = {
+    "decay-sign": partial(recurrence, sign=-1.0),
+    "decay-missing": partial(recurrence, decayed=False),
+    "undecayed-read": partial(recurrence, order="undecayed"),
+    "no-delta-term": partial(recurrence, corrected=False),
+    "read-before-update": partial(recurrence, early=True),
+}
 
-    return neighbour
+_TEXTS = {
+    "decay-sign": "the state grows by exp(-g) where the rule decays by exp(g); negate g in the model",
+    "decay-missing": "the state does not decay: this is the plain delta rule",
+    "undecayed-read": "the delta is taken from the state before its decay",
+    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
+    "read-before-update": "the output reads the state before it is updated",
+}
 
 
 class _GatedDeltaRule:
@@ -48,21 +64,9 @@ class _GatedDeltaRule:
     })  # fmt: skip
     contractions = frozenset({"MatMul", "Einsum", "ReduceSum", "FusedMatMul", "Gemm"})
     least_roots = 4
-    neighbours = {
-        "decay-sign": _variant(sign=-1.0),
-        "decay-missing": _variant(decayed=False),
-        "undecayed-read": _variant(order="undecayed"),
-        "no-delta-term": _variant(corrected=False),
-        "read-before-update": _variant(early=True),
-    }
-    texts = {
-        "decay-sign": "the state grows by exp(-g) where the rule decays by exp(g); negate g in the model",
-        "decay-missing": "the state does not decay: this is the plain delta rule",
-        "undecayed-read": "the delta is taken from the state before its decay",
-        "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
-        "read-before-update": "the output reads the state before it is updated",
-    }
+    neighbours = _NEIGHBOURS
+    texts = _TEXTS
     recurrence = staticmethod(recurrence)
 
 
-PATTERN = _GatedDeltaRule()
+PATTERN: Pattern = _GatedDeltaRule()

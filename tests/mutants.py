@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, numpy_helper
 
-from graphs import Array, double
+from graphs import double
 
 #: Operators that take the same operands.
 _SWAPS = {"Add": "Sub", "Sub": "Add", "Mul": "Div", "Div": "Mul", "Sqrt": "Exp", "ReduceSum": "ReduceMean"}
@@ -130,4 +130,3 @@ def _edge(graph: onnx.GraphProto, rng: np.random.Generator, shapes: dict[str, tu
     return f"{node.op_type} {node.output[0]} reads {other} in place of {old}"
 
 
-Run = Callable[[dict[str, Array]], list[Array]]

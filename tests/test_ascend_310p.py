@@ -17,7 +17,7 @@ from deltafuse.match import Plan
 from deltafuse.probe_double import to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.targets import TargetOptions
-from deltafuse.targets.ascend_310p import LIMITS, RGDR_LIMITS, TARGET_TEXTS
+from deltafuse.targets.ascend_310p import LIMITS, RGDR_LIMITS
 from hand_match import BF16, FLOAT, HALF, NUMPY, Site, arrange, arrays, l2norm, match, recurrence
 
 CGDR, RGDR = "ChunkGatedDeltaRule", "RecurrentGatedDeltaRule"
@@ -295,7 +295,6 @@ def refusal(site: Site, changes=None, **options) -> Reason:
 
 def test_every_limit_has_a_text_and_a_mark():
     codes = {limit.code for limit in (*LIMITS, *RGDR_LIMITS)}
-    assert codes == set(TARGET_TEXTS)
     assert codes <= set(TEXTS)
     assert {limit.mark for limit in (*LIMITS, *RGDR_LIMITS)} <= {"V", "S", "A"}
 

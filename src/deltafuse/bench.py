@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from deltafuse import layouts
 from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.draws import Array
 from deltafuse.probe import Cut, to_double
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.worker import Session, Worker
+from deltafuse.worker import AnyArray, Session, Worker
 
 TEXTS.update(
     {
@@ -76,9 +75,11 @@ class Bench:
         """Runs the cut on its operands; the shapes it reads follow from the binding.
 
         Args:
+            feeds: value id of each operand -> its array.
+            binding: numbers for the symbols.
             outputs: those wanted; all where None.
         """
-        arrays: dict[str, npt.NDArray[np.generic]] = {self.names[value]: array for value, array in feeds.items()}
+        arrays: dict[str, AnyArray] = {self.names[value]: array for value, array in feeds.items()}
         for value, dims in self.sizes.items():
             arrays[self.names[value]] = np.array([evaluate(dim, binding) for dim in dims], np.int64)
         wanted = self.cut.outputs if outputs is None else tuple(outputs)
@@ -86,8 +87,8 @@ class Bench:
         if isinstance(ran, Reason):
             return ran
         # Sequences of tensors are no result of a rule.
-        pairs = zip(wanted, cast("tuple[Array, ...]", ran), strict=True)
-        return {value: array for value, array in pairs if isinstance(array, np.ndarray)}
+        pairs = zip(wanted, cast("tuple[object, ...]", ran), strict=True)
+        return {value: cast("Array", array) for value, array in pairs if isinstance(array, np.ndarray)}
 
 
 def open_bench(

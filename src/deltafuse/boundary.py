@@ -1,9 +1,9 @@
-"""The float16 boundary around a fused node, and how a lowered form goes past it.
+"""The boundary of lower precision around a fused node, and how a lowered form goes past it.
 
-A target's kernel takes and gives float16, so ``fuse`` puts Casts around it that the unfused graph did not have. Run
-without rounding, the lowered form reads what lies before those Casts and writes what lies behind them. A rounding of
-the source's own stays: only Casts of the fused node's own site are passed, or, around a node that no fuse wrote (an
-exporter's symbolic did), every Cast that its contract asks for.
+A target's kernel takes and gives float16 (or bfloat16), so ``fuse`` puts Casts around it that the unfused graph did not
+have. Run without rounding, the lowered form reads what lies before those Casts and writes what lies behind them. A
+rounding of the source's own stays: only Casts of the fused node's own site are passed, or, around a node that no fuse
+wrote (an exporter's symbolic did), every Cast that its contract asks for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from deltafuse.graph import Graph
+from deltafuse.lowering import read_call
+from deltafuse.reasons import Reason
 
 #: metadata of every node that a fuse wrote: the site's name
 SITE = "deltafuse.site"
@@ -51,7 +53,10 @@ def bypass(graph: Graph, index: int, prefix: str) -> Bypass:
         prefix: start of every new name.
     """
     node = graph.node(index)
-    walk = _Walk(graph, prefix, site_of(node), Bypass(node))
+    call = read_call(node)
+    if isinstance(call, Reason) or call.dtype == TensorProto.FLOAT:
+        return Bypass(node)  # it is told where the node is lowered, or there is nothing to pass
+    walk = _Walk(graph, prefix, call.dtype, site_of(node), Bypass(node))
     node.input[:] = [walk.source(value) for value in graph.node_inputs[index]]
     for position, value in enumerate(graph.node_outputs[index]):
         if not value:
@@ -59,7 +64,7 @@ def bypass(graph: Graph, index: int, prefix: str) -> Bypass:
         name = graph.name(value)
         node.output[position] = f"{prefix}/{position}_single"
         if walk.results(value, node.output[position]):
-            walk.found.after.append(_half(node.output[position], name))
+            walk.found.after.append(walk.rounded(node.output[position], name))
     return walk.found
 
 
@@ -81,16 +86,13 @@ def dead(graph: Graph, removed: Iterable[int], idle: Iterable[int]) -> set[int]:
     return found
 
 
-def _half(single: str, name: str) -> onnx.NodeProto:
-    return helper.make_node("Cast", [single], [name], f"{single}/half", to=TensorProto.FLOAT16)
-
-
 @dataclass
 class _Walk:
     """Follows one fused node's operands back and its results on."""
 
     graph: Graph
     prefix: str
+    dtype: int
     site: str
     found: Bypass
     known: dict[int, str] = field(default_factory=dict[int, str])
@@ -131,7 +133,7 @@ class _Walk:
         """Lets what converts a result read its unrounded form `name`.
 
         Returns:
-            Whether something needs the result in float16.
+            Whether something needs the rounded result.
         """
         needed = value in self.graph.outputs
         for reader in self.graph.consumers[value]:
@@ -146,11 +148,15 @@ class _Walk:
         return needed
 
     def _move(self, reader: int, name: str) -> None:
-        """Moves the unrounded form too; where some of the result is read as float16 there will be both of it."""
+        """Moves the unrounded form too; where some of it is read rounded there will be both."""
         copy, output = self._copy(reader, name), self.graph.node_outputs[reader][0]
         self.found.replaced[reader] = (copy,)
         if self.results(output, copy.output[0]):
-            self.found.replaced[reader] = (copy, _half(copy.output[0], self.graph.name(output)))
+            self.found.replaced[reader] = (copy, self.rounded(copy.output[0], self.graph.name(output)))
+
+    def rounded(self, single: str, name: str) -> onnx.NodeProto:
+        """The Cast that gives a result its old type under its old name."""
+        return helper.make_node("Cast", [single], [name], f"{single}/rounded", to=self.dtype)
 
     def _casts_behind(self, node: int) -> Iterator[bool]:
         for reader in self.graph.consumers[self.graph.node_outputs[node][0]]:
@@ -160,10 +166,10 @@ class _Walk:
                 yield self._widens(reader)
 
     def _rounds(self, node: int) -> bool:
-        return self._casts(node) and self.graph.attributes(node)["to"].i == TensorProto.FLOAT16
+        return self._casts(node) and self.graph.attributes(node)["to"].i == self.dtype
 
     def _widens(self, node: int) -> bool:
-        return self._casts(node) and self.graph.attributes(node)["to"].i != TensorProto.FLOAT16
+        return self._casts(node) and self.graph.attributes(node)["to"].i != self.dtype
 
     def _casts(self, node: int) -> bool:
         return self.graph.op[node] == "Cast" and not self.graph.domain[node] and self._is_ours(node)

@@ -89,8 +89,8 @@ class _Classifier:
         return kinds
 
     def _of_constant(self, node: int) -> int:
-        spans = self._graph.attribute_spans[node]
-        if sum(end - start for start, end in spans) <= _SHORT:
+        start, end = self._graph.attribute_spans.whole(node)
+        if end - start <= _SHORT:
             return Kind.CONSTANT
         head = self._graph.constant_head(node)
         return Kind.CONSTANT if head is None else _of_tensor(head)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 from deltafuse.errors import DeltafuseError, UserError
-from deltafuse.options import DEFAULT_TARGET, DEFAULT_TIMEOUT, Form, Operator, RecordMode
+from deltafuse.options import DEFAULT_TARGET, DEFAULT_TIMEOUT, AttentionMode, Form, Level, Operator, RecordMode
 
 EXIT_USER, EXIT_BUG = 1, 2
 EXITS = """\
@@ -19,7 +19,7 @@ exit codes:
   0  done
   1  something you can mend: a bad file, a bad option
   2  a bug of ours
-  3  no site matched, or the model is fused already; nothing was written
+  3  no site matched, or the model is fused already, or there is nothing to lower; nothing was written
   4  some sites matched, others are refused; nothing was written unless --keep-going
   5  verify found a difference"""
 COMMANDS = """\
@@ -27,6 +27,7 @@ commands (fuse COMMAND --help tells more):
   inspect    show the sites of a model, write nothing
   verify     compare a fused model with the unfused one
   rollback   give back the model a fused one was made from
+  lower      turn fused nodes into plain operators that onnxruntime runs
   demo       write two small models to try things on
   targets    list the targets and their limits
   patterns   list the rules"""
@@ -89,7 +90,6 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", type=Path, help="the ONNX file to read; it is never written")
     add("--target", default=DEFAULT_TARGET, metavar="NAME", help="whom to fuse for (default: %(default)s)")
     add("--form", choices=get_args(Form), help="only sites written in this form")
-    add("--op", choices=get_args(Operator), help="force this operator where it is legal")
     _add_list(parser, "GLOB", "only sites whose name fits, e.g. 'layers.1?'", "--sites", "--site")
     _add_list(parser, "GLOB", "but not these sites", "--skip-sites")
     _add_list(parser, "NAME", "only these rules, see `fuse patterns`", "--rules")
@@ -108,6 +108,7 @@ def plain_parser() -> Parser:
     _add_search(parser)
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="OUT", help="the file to write")
+    add("--op", choices=get_args(Operator), help="force this operator where it is legal")
     add("--record", choices=get_args(RecordMode), default="embed", help="where the patch for rollback goes (embed)")
     add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
     add("--strict", action="store_true", help="treat a note as a refusal")
@@ -120,17 +121,38 @@ def inspect_parser() -> Parser:
     """``fuse inspect MODEL``."""
     parser = _parser("fuse inspect", "fuse inspect MODEL [options]", "Show the sites of a model; write nothing.", EXITS)
     _add_search(parser)
-    parser.add_argument("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
+    add = parser.add_argument
+    add("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
+    tables = parser.add_argument_group(
+        "tables of any model", "Given after MODEL. No site is looked for then, unless --sites or --extract asks for it."
+    )
+    text = "list the {} whose name matches (all if left out)"
+    add = tables.add_argument
+    add("--tensors", nargs="?", const="", metavar="REGEX", help=text.format("tensors"))
+    add("--nodes", nargs="?", const="", metavar="REGEX", help=text.format("nodes"))
+    forced = " or ".join(get_args(Operator))
+    op_text = (
+        f"list the nodes of this operator, e.g. Conv or 'Reduce*'; {forced}: force it where it is legal, as in fuse"
+    )
+    _add_list(parser, "TYPE", op_text, "--op")
     return parser
 
 
 def verify_parser() -> Parser:
     """``fuse verify UNFUSED FUSED``."""
-    text = "Compare each fused site of a file with the nodes it replaced; needs no weights."
+    text = "Compare each fused site with the nodes it replaced, and both whole models where their weights are there."
     parser = _parser("fuse verify", "fuse verify UNFUSED FUSED [options]", text, EXITS)
-    parser.add_argument("unfused", metavar="UNFUSED", type=Path, help="the model as exported")
-    parser.add_argument("fused", metavar="FUSED", type=Path, help="what fuse made of it")
-    parser.add_argument("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one run")
+    add = parser.add_argument
+    add("unfused", metavar="UNFUSED", type=Path, help="the model as exported")
+    add("fused", metavar="FUSED", type=Path, help="what fuse made of it")
+    levels = "site: sites alone; network: the whole models too; all: these too where they can be run (default)"
+    add("--level", choices=get_args(Level), default="all", help=levels)
+    add("--inputs", type=Path, metavar="NPZ", help="arrays for some or all inputs, by name; the others are drawn")
+    add("--save-inputs", type=Path, metavar="NPZ", help="write the inputs that are used")
+    add("--seed", type=int, default=0, metavar="N", help="of the inputs that are drawn (0)")
+    dims = "size of an input's axis, e.g. past_seq_len=40; the others follow from it"
+    _add_list(parser, "SYMBOL=N", dims, "--dim", kind=pin)
+    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one run (%(default)g)")
     return parser
 
 
@@ -144,6 +166,29 @@ def rollback_parser() -> Parser:
     _add_list(parser, "GLOB", "only sites whose name fits", "--sites")
     add("--all", action="store_true", help="undo every fuse, not just the last")
     add("--sidecar", type=Path, metavar="FILE", help="the record, where it was written beside the model")
+    return parser
+
+
+def lower_parser() -> Parser:
+    """``fuse lower FUSED -o RUNNABLE``."""
+    text = "Turn fused nodes into plain operators, so that onnxruntime runs the file; all else stays as it is."
+    parser = _parser("fuse lower", "fuse lower FUSED -o RUNNABLE [options]", text, EXITS)
+    add = parser.add_argument
+    add("fused", metavar="FUSED", type=Path, help="the fused model; it is never written")
+    add("-o", "--output", type=Path, required=True, metavar="RUNNABLE", help="the file to write")
+    add(
+        "--rounding",
+        choices=("on", "off"),
+        default="on",
+        help="round operands and results to float16 as the kernels do (on), or keep the unfused graph's precision",
+    )
+    add("--exact", dest="rounding", action="store_const", const="off", help="the same as --rounding off")
+    add(
+        "--linear-attention",
+        choices=get_args(AttentionMode),
+        default="auto",
+        help="lower LinearAttention where the installed onnxruntime lacks it (auto), always, or never",
+    )
     return parser
 
 
@@ -171,6 +216,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "inspect": inspect_parser,
     "verify": verify_parser,
     "rollback": rollback_parser,
+    "lower": lower_parser,
     "demo": demo_parser,
     "targets": targets_parser,
     "patterns": patterns_parser,

@@ -6,11 +6,11 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from deltafuse.console import progress
-from deltafuse.options import FuseOptions
-from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
+from deltafuse.options import FuseOptions, Operator
+from deltafuse.report import SCHEMA, Document, fuse_document, listing_document, plain_document, write
 
 
 def run(name: str, given: argparse.Namespace) -> int:
@@ -38,16 +38,38 @@ def _fuse(given: argparse.Namespace) -> int:
 
 
 def _inspect(given: argparse.Namespace) -> int:
+    forced = [op for op in given.op if op in get_args(Operator)]
+    types = [op for op in given.op if op not in forced]
+    given.op = forced[-1] if forced else None
+    listed: Document = {}
+    if given.tensors is not None or given.nodes is not None or types:
+        listed = _list(given, types)
+        if not (given.sites or given.extract):
+            return _show(given.json, listed, ())
     from deltafuse import pipeline
 
     with progress() as shown:
         report = pipeline.inspect(fuse_options(given), shown)
-    return _show_fuse(report, given.json)
+    return _show_fuse(report, given.json, listed)
 
 
-def _show_fuse(report: Any, as_json: bool) -> int:
+def _list(given: argparse.Namespace, types: Sequence[str]) -> Document:
+    """Prints the tables that were asked for, or gives them as a document where that is to be printed."""
+    from deltafuse.probing import listing
+
+    found = listing(given.model, tensors=given.tensors, nodes=given.nodes, ops=types)
+    if given.json:
+        return listing_document(found)
+    from deltafuse.tables import print_listing
+
+    print_listing(found, sys.stdout)
+    return {}
+
+
+def _show_fuse(report: Any, as_json: bool, more: Document | None = None) -> int:
     if as_json:
-        write(fuse_document(report))
+        listed, document = more or {}, fuse_document(report)
+        write(listed | document | {"notes": [*listed.get("notes", ()), *document["notes"]]})
     else:
         from deltafuse.tables import console, print_fuse
 
@@ -56,10 +78,14 @@ def _show_fuse(report: Any, as_json: bool) -> int:
 
 
 def _verify(given: argparse.Namespace) -> int:
+    from deltafuse.inputs import InputOptions
     from deltafuse.verify import verify
 
+    inputs = InputOptions(given.inputs, given.save_inputs, given.seed, dict(given.dim))
     with progress() as shown:
-        report = verify(given.unfused, given.fused, seconds=given.timeout, progress=shown)
+        report = verify(
+            given.unfused, given.fused, level=given.level, inputs=inputs, seconds=given.timeout, progress=shown
+        )
     if given.json:
         return _show(True, plain_document(report), (), report.exit)
     from deltafuse.tables import console, print_verify
@@ -87,6 +113,26 @@ def _rollback(given: argparse.Namespace) -> int:
     lines += [f"{site} could not be put back: {why}" for site, why in report.refused]
     lines += [f"note: {note}" for note in report.notes]
     return _show(given.json, document, lines, 4 if report.refused else 0)
+
+
+def _lower(given: argparse.Namespace) -> int:
+    from deltafuse.lower import lower
+
+    with progress() as shown:
+        report = lower(
+            given.fused,
+            given.output,
+            rounding=given.rounding == "on",
+            linear_attention=given.linear_attention,
+            progress=shown,
+        )
+    change = f"{report.nodes_before} nodes became {report.nodes_after}"
+    lines = [f"{node.name}: {node.op}" for node in report.lowered]
+    lines += [f"note: {note}" for note in report.notes]
+    lines.append(
+        "nothing written" if report.exit else f"{len(report.lowered)} lowered; {change}; wrote {report.output}"
+    )
+    return _show(given.json, plain_document(report), lines, report.exit)
 
 
 def _demo(given: argparse.Namespace) -> int:
@@ -141,6 +187,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "inspect": _inspect,
     "verify": _verify,
     "rollback": _rollback,
+    "lower": _lower,
     "demo": _demo,
     "targets": _targets,
     "patterns": _patterns,

@@ -1,4 +1,4 @@
-"""Operands that tell rules apart: unit keys that are correlated in time, slow and fast decay, large and small values."""
+"""Operands that tell rules apart: unit keys correlated in time, slow and fast decay, large and small values."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 import onnx
@@ -10,7 +11,8 @@ from onnx import helper
 
 from deltafuse.draws import DRAWS, Array
 from deltafuse.errors import InternalError
-from deltafuse.lowering import fused_type, lower_nodes
+from deltafuse.fused import kernel, lower_all
+from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.match import Match, Plan, Role
 from deltafuse.probe import to_double
 from deltafuse.prover import BAR
@@ -24,10 +26,13 @@ _SEED = 1000
 
 
 def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int) -> float:
-    """Runs emitted nodes and cut on fresh draws at batch one.
+    """Runs emitted nodes and cut on fresh draws, at batch one where the target takes no more.
 
     Args:
+        plan: the site and the nodes emitted for it.
         trial: of this site or of one with an equal cut (then values correspond by their roles).
+        worker: runs the emitted nodes.
+        opset: version of the default domain that the nodes are written for.
 
     Returns:
         The largest relative error.
@@ -36,9 +41,9 @@ def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int) -> float
         InternalError: they differ, or the emitted nodes do not run: a bug in the target's emission.
     """
     session = _load(plan, worker, opset)
-    binding = trial.few_tokens()
+    binding = trial.few_tokens(trial.binding.batch if plan.op == LINEAR_ATTENTION else 1)
     if binding is None:
-        raise _bug(plan, "no sizes with batch one")
+        raise _bug(plan, "there are no sizes to run it at")
     worst = 0.0
     for seed, how in enumerate(DRAWS, _SEED):
         operands, _ = trial.draw(binding, how, seed)
@@ -53,7 +58,8 @@ def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int) -> float
         found = worker.run(session, feeds)
         if isinstance(found, Reason):
             raise _bug(plan, found.text)
-        worst = max(worst, _compare(plan, trial, wanted, dict(zip(session.outputs, found, strict=True))))
+        results = cast("tuple[Array, ...]", found)
+        worst = max(worst, _compare(plan, trial, wanted, dict(zip(session.outputs, results, strict=True))))
     worker.unload(session)
     return worst
 
@@ -80,8 +86,8 @@ def _operand(match: Match, name: str) -> Role:
 
 def _load(plan: Plan, worker: Worker, opset: int) -> Session:
     match = plan.match
-    scales = {node.name: match.scale for node in plan.nodes if fused_type(node)}
-    graph = onnx.GraphProto(name="emitted", node=lower_nodes(plan.nodes, scales))
+    scales = {node.name: match.scale for node in plan.nodes if kernel(node)}
+    graph = onnx.GraphProto(name="emitted", node=lower_all(plan.nodes, scales))
     roles = {
         role.name: role for role in (match.query, match.key, match.value, match.g, match.beta, match.state) if role
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from deltafuse.lowering import lower_nodes
+from deltafuse.fused import runnable
 from deltafuse.match import Match, Plan, Role
 
 #: Highest IR version that the oldest supported onnxruntime reads; node metadata is known from 10 on.
@@ -35,7 +35,7 @@ def extract_site(folder: Path, plan: Plan, before: onnx.ModelProto) -> tuple[Pat
     stem = re.sub(r"[^\w.-]+", "_", plan.match.name)
     opsets = list(before.opset_import)
     after = _model(plan, plan.nodes, opsets)
-    lowered = _model(plan, lower_nodes(plan.nodes), opsets)
+    lowered = runnable(after, keep=False)
     # What is declared of the fused node's results is declared of the lowered form's results too.
     models = {"before": _typed(before, plan.match), "after": after, "after.lowered": lowered}
     files: list[Path] = []

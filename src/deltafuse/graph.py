@@ -65,8 +65,16 @@ class Runs(_Column["tuple[tuple[int, int], ...]"]):
     def __len__(self) -> int:
         return len(self.stops)
 
+    def whole(self, index: int) -> tuple[int, int]:
+        """From the start of the first range of a run to the end of its last, (0, 0) for an empty run."""
+        first, stop = self._range(index)
+        return (self.spans.starts[first], self.spans.ends[stop - 1]) if stop > first else (0, 0)
+
+    def _range(self, index: int) -> tuple[int, int]:
+        return (self.stops[index - 1] if index else 0), self.stops[index]
+
     def _item(self, index: int) -> tuple[tuple[int, int], ...]:
-        first, stop = (self.stops[index - 1] if index else 0), self.stops[index]
+        first, stop = self._range(index)
         return tuple(zip(self.spans.starts[first:stop], self.spans.ends[first:stop], strict=True))
 
 

@@ -20,22 +20,24 @@ from deltafuse.wire import Model
 
 TEXTS.update(
     {
-        "piecewise": "the operator {op} ({node}) changes the result only for some values (a clamp, a comparison, a choice by "
-        "data): no number of trials proves it away, so the site stays as it is; remove it from the model if it is not meant",
-        "unsupported-operator": "the operator {op} ({node}) is not known to be smooth in its data, so the site is not proven; "
-        "export it as plain arithmetic",
-        "position-gate": "the operator {op} ({node}) makes a step of a loop depend on its number, so steps that no trial reaches "
-        "may differ; the site stays as it is",
+        "piecewise": "the operator {op} ({node}) changes the result only for some values (a clamp, a comparison, "
+        "a choice by data): no number of trials proves it away, so the site stays as it is; "
+        "remove it from the model if it is not meant",
+        "unsupported-operator": "the operator {op} ({node}) is not known to be smooth in its data, "
+        "so the site is not proven; export it as plain arithmetic",
+        "position-gate": "the operator {op} ({node}) makes a step of a loop depend on its number, "
+        "so steps that no trial reaches may differ; the site stays as it is",
         "early-exit": "the loop {node} may end before its last token; give it a condition that is always true",
     }
 )
 
 _PIECEWISE = frozenset({
-    "Clip", "Max", "Min", "Abs", "Sign", "Floor", "Ceil", "Round", "Mod", "Relu", "LeakyRelu", "PRelu", "ThresholdedRelu",
-    "HardSigmoid", "HardSwish", "Elu", "Selu", "Celu", "Shrink", "Equal", "Greater", "GreaterOrEqual", "Less",
-    "LessOrEqual", "And", "Or", "Not", "Xor", "Where", "If", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK",
-    "Softmax", "LogSoftmax", "Hardmax", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "IsNaN", "IsInf",
-    "NonZero", "Unique", "Compress", "MaxPool", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot",
+    "Clip", "Max", "Min", "Abs", "Sign", "Floor", "Ceil", "Round", "Mod", "Relu", "LeakyRelu", "PRelu",
+    "ThresholdedRelu", "HardSigmoid", "HardSwish", "Elu", "Selu", "Celu", "Shrink", "Equal", "Greater",
+    "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "Xor", "Where", "If", "ReduceMax", "ReduceMin",
+    "ArgMax", "ArgMin", "TopK", "Softmax", "LogSoftmax", "Hardmax", "QuantizeLinear", "DequantizeLinear",
+    "DynamicQuantizeLinear", "IsNaN", "IsInf", "NonZero", "Unique", "Compress", "MaxPool", "BitShift", "BitwiseAnd",
+    "BitwiseOr", "BitwiseXor", "BitwiseNot",
 })  # fmt: skip
 
 #: Analytic in every operand.
@@ -48,8 +50,8 @@ _ANALYTIC = frozenset({
 #: Analytic in operand 0 (and, for scatters, 2) as long as the others hold no data.
 _ANALYTIC_IN = {
     "Pow": (0,), "CumSum": (0,), "Reshape": (0,), "Expand": (0,), "Tile": (0,), "Squeeze": (0,), "Unsqueeze": (0,),
-    "Slice": (0,), "Gather": (0,), "GatherND": (0,), "GatherElements": (0,), "Split": (0,), "Trilu": (0,), "Pad": (0, 2),
-    "ScatterND": (0, 2), "ScatterElements": (0, 2), "Where": (1, 2), "Dropout": (0,), "SequenceAt": (0,),
+    "Slice": (0,), "Gather": (0,), "GatherND": (0,), "GatherElements": (0,), "Split": (0,), "Trilu": (0,),
+    "Pad": (0, 2), "ScatterND": (0, 2), "ScatterElements": (0, 2), "Where": (1, 2), "Dropout": (0,), "SequenceAt": (0,),
     "SplitToSequence": (0,),
 }  # fmt: skip
 

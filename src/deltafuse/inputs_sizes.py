@@ -93,6 +93,9 @@ def solve_sizes(
         known = ", ".join(names) or "none, every size is fixed in the file"
         raise UserError("unknown-dim", f"--dim {unknown[0]}: no input has such an axis; the model's are: {known}")
     fixed = {names[name]: size for name, size in given.items()}
+    if any(fixed[names[name]] != size for name, size in given.items()):
+        same = ", ".join(name for name in given if len({s for n, s in given.items() if names[n] == names[name]}) > 1)
+        raise UserError("sizes-contradict", f"{same} are one axis of the model: give them one size")
     ties = [*_ties(shapes), *_given_ties(shapes, arrays)]
     search = _Search(ties, sites, fixed | _demands(shapes, sites, fixed), _wishes(shapes, sites, ties))
     free = _ordered(input_symbols(shapes), sites)
@@ -128,7 +131,9 @@ def _given_ties(shapes: Shapes, arrays: Mapping[str, tuple[int, ...]]) -> Iterat
         if shape is None:
             continue
         if len(shape) != len(sizes):
-            raise UserError("inputs-shape", f"{name} has {len(sizes)} axes in the file of inputs, the model's {len(shape)}")
+            raise UserError(
+                "inputs-shape", f"{name} has {len(sizes)} axes in the file of inputs, in the model it has {len(shape)}"
+            )
         for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
             if isinstance(dim, int) and dim != size:
                 raise UserError(
@@ -169,7 +174,6 @@ def _wishes(shapes: Shapes, sites: Sequence[SiteSizes], ties: Sequence[Tie]) -> 
     return wishes
 
 
-
 def _tokens(site: SiteSizes) -> int:
     if site.valid is None:
         return site.ran[0] if site.ran else FREE
@@ -180,7 +184,11 @@ class _Search:
     """Depth first: one symbol after the other gets a size that no tie forbids."""
 
     def __init__(
-        self, ties: Sequence[Tie], sites: Sequence[SiteSizes], fixed: Mapping[str, int], wishes: Sequence[tuple[Dim, Dim]]
+        self,
+        ties: Sequence[Tie],
+        sites: Sequence[SiteSizes],
+        fixed: Mapping[str, int],
+        wishes: Sequence[tuple[Dim, Dim]],
     ) -> None:
         self._ties = [(tie.left, tie.right) for tie in ties]
         self._sites = [site for site in sites if site.valid is not None]
@@ -218,7 +226,8 @@ class _Search:
     def _fits(self, name: str, known: Mapping[str, int]) -> bool:
         """Whether all that can be told by now holds."""
         for left, right in self._ties:
-            if name in symbols(left) | symbols(right) <= known.keys() and evaluate(left, known) != evaluate(right, known):
+            own = symbols(left) | symbols(right)
+            if name in own <= known.keys() and evaluate(left, known) != evaluate(right, known):
                 return False
         for site in self._sites:
             low, high = site.valid or (0, 0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from math import prod
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from deltafuse.draws import Array
 
 #: Layouts worth trying for each operand of a rule over tokens and heads.
 GATES = ("BTH", "BHT", "BH", "(BT)H")
@@ -65,24 +65,24 @@ def fit(layout: str, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[str
     return {**sizes, **found}
 
 
-def unpack(array: npt.NDArray[Any], layout: str, order: str, sizes: Mapping[str, int]) -> npt.NDArray[Any]:
+def unpack(array: Array, layout: str, order: str, sizes: Mapping[str, int]) -> Array:
     """Brings an array from its layout into plain axes in `order`; letters without an axis become size 1."""
     letters = "".join(axes(layout))
-    plain = array.reshape([sizes[letter] for letter in letters])
+    plain = np.reshape(array, [sizes[letter] for letter in letters])
     missing = [letter for letter in order if letter not in letters]
-    plain = plain.reshape(*plain.shape, *([1] * len(missing)))
+    plain = np.reshape(plain, (*plain.shape, *([1] * len(missing))))
     letters += "".join(missing)
-    return np.ascontiguousarray(plain.transpose([letters.index(letter) for letter in order]))
+    return np.ascontiguousarray(np.transpose(plain, [letters.index(letter) for letter in order]))
 
 
-def pack(array: npt.NDArray[Any], order: str, layout: str) -> npt.NDArray[Any]:
+def pack(array: Array, order: str, layout: str) -> Array:
     """Brings an array with plain axes in `order` into a layout; letters the layout lacks have size 1."""
     groups = axes(layout)
     letters = "".join(groups)
     absent = [letter for letter in order if letter not in letters]
-    moved = array.transpose([order.index(letter) for letter in (*letters, *absent)])
+    moved = np.transpose(array, [order.index(letter) for letter in (*letters, *absent)])
     sizes = dict(zip((*letters, *absent), moved.shape, strict=True))
-    return np.ascontiguousarray(moved.reshape([prod(sizes[letter] for letter in group) for group in groups]))
+    return np.ascontiguousarray(np.reshape(moved, [prod(sizes[letter] for letter in group) for group in groups]))
 
 
 def fits(

@@ -211,6 +211,13 @@ def _notes(model: Model, chosen: Sequence[int]) -> tuple[str, ...]:
     customs = [index for index, op in enumerate(graph.op) if op == "Custom" and not graph.domain[index]]
     left = [graph.node(index) for index in sorted(set(customs) - set(chosen))]
     notes = [f"onnxruntime does not know the Custom node {_title(node)}: it is left as it is" for node in left]
+    standard = any(graph.op[index] == LINEAR_ATTENTION and not graph.domain[index] for index in chosen)
+    if standard and not runtime_has(""):
+        opset = model.opset_imports.get("", 0)
+        notes.append(
+            f"the file stays of opset {opset}, which an onnxruntime without LinearAttention may refuse: convert it with "
+            "onnx.version_converter"
+        )
     spans = [graph.spans[index] for index, op in enumerate(graph.op) if op in _CONTROL] + list(model.functions)
     if any(model.mapped.find(name, *span) >= 0 for name in _NAMES for span in spans):
         notes.append(

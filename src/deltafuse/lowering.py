@@ -12,9 +12,9 @@ on what a target emits. With S a state of [Dv, Dk], per token t and value head h
 sequence; RecurrentGatedDeltaRule reads slot ``indices[start + accepted - 1]`` and writes slot ``indices[t]`` after each
 token.
 
-The lowered graph rounds its operands to float16 at the boundary, computes in float32 and rounds the results to float16:
-the target's precision. `deltafuse.probe.to_double` turns all of that into double, for proofs. `lower_node` leaves the
-rounding out where that is asked for: operands of any float type, results in float32.
+The lowered graph rounds its operands at the boundary to the type that the node says (float16, as a rule), computes in
+float32 and rounds the results: the target's precision. `deltafuse.probe.to_double` turns all of that into double, for
+proofs. `lower_node` leaves the rounding out where that is asked for: operands of any float type, results in float32.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ RECURRENT = "RecurrentGatedDeltaRule"
 _COMMON = ("query", "key", "value", "beta", "actual_seq_lengths")
 _REQUIRED = {CHUNK: (*_COMMON, "initial_state"), RECURRENT: (*_COMMON, "state", "ssm_state_indices")}
 
+#: Begin of each sequence and end of the last, in an older signature of ChunkGatedDeltaRule.
+_OFFSETS = "cu_seqlens"
+
 _BOOL, _INT64 = TensorProto.BOOL, TensorProto.INT64
 _HALF, _SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
+_BOUNDARIES = (_HALF, _SINGLE, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Call:
         ports: input name -> value, absent optional inputs left out.
         out, state: names of the results; "" where a result is not named.
         scale: ``scale_value``.
+        dtype: element type that the kernel takes and gives, attribute ``dtype``; float16 where it is not given.
     """
 
     op: str
@@ -57,6 +62,7 @@ class Call:
     out: str
     state: str
     scale: float
+    dtype: int = TensorProto.FLOAT16
 
 
 def fused_type(node: NodeProto) -> str:
@@ -82,12 +88,18 @@ def read_call(node: NodeProto) -> Call | Reason:
         )
     ports = {names[port]: value for port, value in zip(index, node.input, strict=True) if value}
     op = fused_type(node)
-    missing = [name for name in _REQUIRED[op] if name not in ports]
+    missing = [name for name in _needed(op, ports) if name not in ports]
     if missing:
         return Reason("custom-malformed", {"node": node.name, "fault": f"no input for {', '.join(missing)}"})
     outputs = [*node.output, "", ""]
     scale = attributes["scale_value"].f if "scale_value" in attributes else 1.0
-    return Call(op, ports, outputs[0], outputs[1], scale)
+    dtype = attributes["dtype"].i if "dtype" in attributes else _HALF
+    return Call(op, ports, outputs[0], outputs[1], scale, dtype if dtype in _BOUNDARIES else _HALF)
+
+
+def _needed(op: str, ports: Mapping[str, str]) -> tuple[str, ...]:
+    # An older signature parts the tokens by where each sequence begins and ends.
+    return tuple(_OFFSETS if name == "actual_seq_lengths" and _OFFSETS in ports else name for name in _REQUIRED[op])
 
 
 def lower_nodes(nodes: Iterable[NodeProto], scales: Mapping[str, float] | None = None) -> list[NodeProto]:
@@ -158,8 +170,8 @@ def lower_node(node: NodeProto, scale: float | None = None, *, rounding: bool = 
     Args:
         node: what `fused_type` knows.
         scale: to use in place of ``scale_value``.
-        rounding: operands and results are rounded to float16; else operands of any float type are taken as they are and
-            the results are float32.
+        rounding: operands and results are rounded to the kernel's type; else operands of any float type are taken as
+            they are and the results are float32.
 
     Raises:
         UserError: the node is not as the kernel's contract says.
@@ -168,7 +180,10 @@ def lower_node(node: NodeProto, scale: float | None = None, *, rounding: bool = 
     if isinstance(call, Reason):
         raise UserError(call.code, call.text)
     writer = Writer(f"{node.name or node.output[0]}/lowered")
-    ports = {name: _operand(writer, name, value, rounding) for name, value in call.ports.items()}
+    boundary = call.dtype if rounding else _SINGLE
+    ports = {name: _operand(writer, name, value, boundary) for name, value in call.ports.items()}
+    if _OFFSETS in ports:
+        ports["actual_seq_lengths"] = _lengths(writer, ports[_OFFSETS])
     state = ports["state" if call.op == RECURRENT else "initial_state"]
     tokens = _per_token(writer, ports) + _schedule(writer, call, ports)
     # In double until the last moment, so that a proof in double sees all digits.
@@ -184,15 +199,21 @@ def lower_node(node: NodeProto, scale: float | None = None, *, rounding: bool = 
     writer.nodes.append(scan)
     for value, output in ((results[2], call.out), (results[1], call.state)):
         if output:
-            writer.add("Cast", (value,), output, to=_HALF if rounding else _SINGLE)
+            writer.add("Cast", (value,), output, to=boundary)
     return writer.nodes
 
 
-def _operand(writer: Writer, name: str, value: str, rounding: bool) -> str:
-    if name in ("actual_seq_lengths", "ssm_state_indices", "num_accepted_tokens"):
+def _lengths(writer: Writer, offsets: str) -> str:
+    first, second, end = (writer.constant([number], np.int64) for number in (0, 1, np.iinfo(np.int64).max))
+    ends = writer.add("Slice", (offsets, second, end, first))
+    return writer.add("Sub", (ends, writer.add("Slice", (offsets, first, writer.constant([-1], np.int64), first))))
+
+
+def _operand(writer: Writer, name: str, value: str, boundary: int) -> str:
+    if name in ("actual_seq_lengths", _OFFSETS, "ssm_state_indices", "num_accepted_tokens"):
         return writer.add("Cast", (value,), to=_INT64)
-    if rounding and name not in ("g", "gk"):
-        value = writer.add("Cast", (value,), to=_HALF)
+    if boundary != _SINGLE and name not in ("g", "gk"):
+        value = writer.add("Cast", (value,), to=boundary)
     return writer.add("Cast", (value,), to=_SINGLE)
 
 

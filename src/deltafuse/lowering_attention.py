@@ -16,7 +16,9 @@ What is inside is float32 (double where the operands are); results have the oper
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -60,8 +62,8 @@ def is_linear_attention(op_type: str, domain: str) -> bool:
 
 def runtime_has(domain: str) -> bool:
     """Whether the installed onnxruntime runs LinearAttention of this domain."""
-    import onnxruntime
-
+    # onnxruntime has no types: `Any` stops here.
+    runtime: Any = importlib.import_module("onnxruntime")
     inputs = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 4]) for name in _PORTS[:3]]
     gates = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 1]) for name in _PORTS[4:]]
     state = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 4, 4]) for name in ("past_state", "present_state")]
@@ -73,10 +75,10 @@ def runtime_has(domain: str) -> bool:
     opset = helper.make_opsetid("", 17 if domain else 27)
     opsets = [opset, helper.make_opsetid(domain, 1)] if domain else [opset]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    options = onnxruntime.SessionOptions()
+    options = runtime.SessionOptions()
     options.log_severity_level = 4
     try:
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception:  # onnxruntime's errors have no common base but this
         return False
     return True
@@ -115,13 +117,16 @@ def _fault(call: Attention) -> str:
     return f"no input for {', '.join(missing)}" if missing else ""
 
 
-def lower_attention(node: NodeProto, dtype: int, state_dtype: int) -> list[NodeProto]:
+def lower_attention(
+    node: NodeProto, dtype: int, state_dtype: int, scale: float | None = None
+) -> list[NodeProto]:
     """One node as plain operators (opset 13 or later).
 
     Args:
         node: LinearAttention of either domain.
         dtype: element type of its query, and so of its output.
         state_dtype: element type of its states.
+        scale: to use in place of the attribute, whose float32 hides the exact one.
 
     Raises:
         UserError: ``attention-malformed``.
@@ -130,12 +135,12 @@ def lower_attention(node: NodeProto, dtype: int, state_dtype: int) -> list[NodeP
     writer = Writer(f"{node.name or call.output or call.present_state}/lowered")
     kind = _DOUBLE if dtype == _DOUBLE else _SINGLE
     ports = {name: writer.add("Cast", (value,), to=kind) for name, value in call.ports.items()}
-    call = replace(call, ports=ports)
+    call = replace(call, ports=ports, scale=call.scale if scale is None else scale)
     unpacked, key_dim = _unpacked(writer, call)
-    scale = writer.add("Cast", (_scale(writer, call, key_dim),), to=kind)
+    factor = writer.add("Cast", (_scale(writer, call, key_dim),), to=kind)
     state = ports.get("past_state") or writer.add("Cast", (_zeros(writer, call, unpacked["value"], key_dim),), to=kind)
     results = [f"{writer.prefix}/{name}" for name in ("last", "out")]
-    body = _body(f"{writer.prefix}/step", call, list(unpacked), kind, scale)
+    body = _body(f"{writer.prefix}/step", call, list(unpacked), kind, factor)
     axes = [1] * len(unpacked)
     scan = helper.make_node(
         "Scan", [state, *unpacked.values()], results, f"{writer.prefix}/scan",

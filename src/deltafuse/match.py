@@ -102,7 +102,7 @@ class Match:
         state, final_state: None where the state starts at zero / is not read by anything.
         query_norm, key_norm: the norm between the root and the rule, None where there is none.
         scale: factor on the query, e.g. 1/sqrt(key_dim).
-        nodes: every node of the site, dead once the outputs come from elsewhere (graph node ids, ascending).
+        nodes: every node between the operands and the results (graph node ids, ascending); some may serve others too.
         class_key: equal for sites whose cut graphs and cut inputs are equal: they share one proof.
         sizes: values that hold shapes which the site reads.
     """
@@ -144,7 +144,8 @@ class NoMatch:
     """A candidate that is not the rule, or may not be fused, and why.
 
     Attributes:
-        near_miss: True where it is not the rule (the reason says what differs), False where it is and a limit forbids it.
+        near_miss: True where it is not the rule (the reason says what differs), False where it is and a limit forbids
+            it.
     """
 
     name: str

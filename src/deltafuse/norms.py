@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from deltafuse.classes import Kind
+from deltafuse.draws import Array
 from deltafuse.graph import Graph
 from deltafuse.match import Norm
 from deltafuse.probe import to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model, read_tensor
-from deltafuse.worker import Array, Worker
+from deltafuse.worker import Session, Worker
 
 TEXTS.update(
     {
@@ -43,10 +44,10 @@ class _Copy:
     kinds: bytearray
     shapes: Shapes
     start: int
-    names: dict[int, str] = field(default_factory=dict)
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    source_nodes: list[int] = field(default_factory=list)
-    initializers: dict[str, TensorProto] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict[int, str])
+    nodes: list[onnx.NodeProto] = field(default_factory=list[onnx.NodeProto])
+    source_nodes: list[int] = field(default_factory=list[int])
+    initializers: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
 
     def value(self, value: int) -> str | Reason:
         """The local name of a value, its nodes collected first."""
@@ -61,9 +62,14 @@ class _Copy:
         op = graph.op[node] if node >= 0 else "an input"
         if op in _LAYOUT or (op == "Cast" and self._same_type(node)):
             return self.value(graph.node_inputs[node][0])
-        if op not in _ARITHMETIC:
+        if op not in _ARITHMETIC or (op == "Clip" and self._has_ceiling(node)):
             return Reason("norm-unknown", {"value": graph.name(self.start), "op": op})
         return self._node(node)
+
+    def _has_ceiling(self, node: int) -> bool:
+        """Whether a Clip has an upper bound: no trial would reach it."""
+        inputs = self.model.graph.node_inputs[node]
+        return (len(inputs) > 2 and inputs[2] != 0) or "max" in self.model.graph.attributes(node)
 
     def _same_type(self, node: int) -> bool:
         graph = self.model.graph
@@ -172,11 +178,11 @@ def prove_norm(
         return session
     unknown = Reason("norm-unknown", {"value": where, "op": ", ".join(dict.fromkeys(node.op_type for node in nodes))})
     directions = _directions()
-    first = worker.run(session, {"x": directions[:1] * 1e-30})
+    first = _run(worker, session, directions[:1] * 1e-30)
     if isinstance(first, Reason):
         return first
     with np.errstate(divide="ignore", invalid="ignore"):
-        divisor = float(np.median(directions[0] * 1e-30 / first[0][0]))
+        divisor = float(np.median(directions[0] * 1e-30 / first[0]))
     if not np.isfinite(divisor) or divisor <= 0:
         return unknown
     for kind, eps in (("rsqrt", divisor**2), ("max", divisor), ("rsqrt", 0.0)):
@@ -184,16 +190,22 @@ def prove_norm(
             [directions * scale for scale in divisor * np.array([1e-3, 0.1, 0.5, 2, 10, 1e3])]
             + [directions, directions * 100]
         )
-        ran = worker.run(session, {"x": x})
+        ran = _run(worker, session, x)
         if isinstance(ran, Reason):
             return ran
-        if np.allclose(ran[0], normalise(x, kind, eps), rtol=1e-12, atol=0):
+        if np.allclose(ran, normalise(x, kind, eps), rtol=1e-12, atol=0):
             worker.unload(session)
             return Norm(kind, eps, dtype, nodes, initializers)
     return unknown
 
 
-def normalise(x: npt.NDArray[np.float64], kind: str, eps: float) -> npt.NDArray[np.float64]:
+def _run(worker: Worker, session: Session, x: Array) -> Array | Reason:
+    """The norm of some rows."""
+    ran = worker.run(session, {"x": x})
+    return ran if isinstance(ran, Reason) else cast("Array", ran[0])
+
+
+def normalise(x: Array, kind: str, eps: float) -> Array:
     """The norm's formula over the last axis, in float64."""
     squares = (x * x).sum(-1, keepdims=True)
     if kind == "rsqrt":

@@ -50,7 +50,10 @@ class Notes:
 
 def _overflow_notes(match: Match) -> Iterable[str]:
     if match.proof.draws < len(DRAWS):
-        yield "overflows: the unfused arithmetic overflows for strong decay, the fused node does not; proven where both are finite"
+        yield (
+            "overflows: the unfused arithmetic overflows for strong decay, the fused node does not; "
+            "proven where both are finite"
+        )
 
 
 def _range_notes(match: Match) -> Iterable[str]:
@@ -63,4 +66,7 @@ def _range_notes(match: Match) -> Iterable[str]:
         for end, where in ((valid.below, "below"), (valid.above, "above"))
         if end is not None
     ]
-    yield f"valid_tokens: the unfused graph is the rule for {span} and {' and '.join(ends)}; the fused node is right beyond"
+    yield (
+        f"valid_tokens: the unfused graph is the rule for {span} and {' and '.join(ends)}; "
+        "the fused node is right beyond"
+    )

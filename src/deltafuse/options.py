@@ -9,7 +9,9 @@ from typing import Literal, Protocol
 Form = Literal["chunk", "recurrent"]
 Operator = Literal["cgdr", "rgdr"]
 RecordMode = Literal["embed", "sidecar", "none"]
+Level = Literal["site", "network", "all"]
 AttentionMode = Literal["auto", "always", "never"]
+Boundary = Literal["fp16", "bf16", "fp32"]
 
 DEFAULT_TARGET = "ascend-310p"
 DEFAULT_TIMEOUT = 600.0
@@ -60,6 +62,8 @@ class FuseOptions:
         pin: put the batch axis (and a token axis proven for one size only) to that size in the output.
         pins: further axes to pin: symbol and size.
         record: where the patch that undoes the fuse goes.
+        boundary: element type of the kernels' operands, where the target leaves a choice; None for its own.
+        signature: version of the operators' signature, where the target has several; None for the newest.
         allow_bf16_to_fp16: accept the loss of range where a bfloat16 boundary must become float16.
         keep_going: write the sites that can be fused although others are refused.
         strict: a note is as bad as a refusal.
@@ -80,6 +84,8 @@ class FuseOptions:
     pin: bool = True
     pins: tuple[tuple[str, int], ...] = ()
     record: RecordMode = "embed"
+    boundary: Boundary | None = None
+    signature: str | None = None
     allow_bf16_to_fp16: bool = False
     keep_going: bool = False
     strict: bool = False

@@ -1,4 +1,4 @@
-"""Topological order: some tools append nodes in front of whose readers they belong; onnxruntime takes that, so do we."""
+"""Topological order: some tools append nodes behind their readers; onnxruntime takes that, so do we."""
 
 from __future__ import annotations
 

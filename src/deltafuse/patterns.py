@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-import numpy as np
-import numpy.typing as npt
-
+from deltafuse.draws import Array
 from deltafuse.errors import UserError
 from deltafuse.reasons import TEXTS
-
-Array = npt.NDArray[np.float64]
 
 
 class Pattern(Protocol):
@@ -43,7 +39,8 @@ class Pattern(Protocol):
         """The rule itself, in float64, with scale 1.
 
         Args:
-            query, key: [B, T, H, key_dim], heads already repeated.
+            query: [B, T, H, key_dim], heads already repeated.
+            key: as query.
             value: [B, T, H, value_dim].
             g: log decay [B, T, H].
             beta: [B, T, H].
@@ -60,7 +57,9 @@ class Recurrence(Protocol):
 
     def __call__(
         self, query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array
-    ) -> tuple[Array, Array]: ...
+    ) -> tuple[Array, Array]:
+        """Out and final state."""
+        ...
 
 
 def shipped_folder() -> Path:

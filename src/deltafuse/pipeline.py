@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -16,12 +16,11 @@ from deltafuse.errors import InternalError
 from deltafuse.external import data_files, missing_notes
 from deltafuse.extract import extract_site
 from deltafuse.finder import Finder
-from deltafuse.lowering import fused_type
+from deltafuse.fused import fused_nodes
 from deltafuse.match import FuseReport, Match, NoMatch, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
-from deltafuse.pinning import PinPlan, pin
 from deltafuse.probe import Worker, cut_model
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
@@ -32,7 +31,8 @@ from deltafuse.wire import Model, scan
 
 TEXTS.update(
     {
-        "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback, or give the original",
+        "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback, "
+        "or give the original",
         "left-out": "the site is the rule and was left out by {option}",
     }
 )
@@ -59,6 +59,15 @@ class _Found:
     anchors: int
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """What is to be changed in a model."""
+
+    plans: tuple[Plan, ...]
+    removed: splice.Removed
+    pins: PinPlan | None
+
+
 class _Clock:
     """Seconds by stage, and the stage shown to the user."""
 
@@ -67,7 +76,7 @@ class _Clock:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Generator[None]:
         self.progress.start(name)
         begin = time.perf_counter()
         try:
@@ -90,14 +99,10 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     with Worker(seconds=options.timeout) as worker:
         found = _find(options, clock, worker)
         plans, reports = _plan(options, clock, worker, found, target)
-    pins = _pin(options, clock, found, plans) if plans else None
-    if isinstance(pins, Reason):
-        reports = tuple(_refuse(report, pins) for report in reports)
-        plans = ()
-        pins = None
-    report = _report(options, found, plans, reports, pins, clock)
+    draft, reports = _draft(options, clock, found, plans, reports)
+    report = _report(options, found, draft, reports, clock)
     if report.exit == 0 and options.output is not None and not options.dry_run:
-        report = _write(options, clock, found, plans, pins, report)
+        report = _write(options.output, options, clock, found, draft, report)
     return replace(report, seconds=clock.seconds)
 
 
@@ -109,13 +114,10 @@ def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
     with Worker(seconds=options.timeout) as worker:
         found = _find(options, clock, worker)
         plans, reports = _plan(options, clock, worker, found, target)
-    pins = _pin(options, clock, found, plans) if plans else None
-    if isinstance(pins, Reason):
-        reports = tuple(_refuse(report, pins) for report in reports)
-        pins = None
+    draft, reports = _draft(options, clock, found, plans, reports)
     if options.extract is not None:
-        extracted = _extract(options.extract, found, plans)
-    report = _report(options, found, plans, reports, pins, clock)
+        extracted = _extract(options.extract, found, draft.plans)
+    report = _report(options, found, draft, reports, clock)
     shown = tuple(replace(site, status="match") if site.status == "fused" else site for site in reports)
     return replace(report, sites=shown, extracted=extracted, seconds=clock.seconds)
 
@@ -150,7 +152,7 @@ def _plan(
     notes_on = Notes(found.model)
     with clock.stage("planning"):
         for site in found.sites:
-            planned = _plan_site(options, target, site)
+            planned = _plan_site(options, target, site, opset)
             if isinstance(planned, SiteReport):
                 reports.append(planned)
                 continue
@@ -164,7 +166,7 @@ def _plan(
     return tuple(plans), tuple(reports)
 
 
-def _plan_site(options: FuseOptions, target: Target, site: Site) -> Plan | SiteReport:
+def _plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> Plan | SiteReport:
     """The plan of one site, or the report of why there is none."""
     if isinstance(site, NoMatch):
         return SiteReport(
@@ -175,8 +177,9 @@ def _plan_site(options: FuseOptions, target: Target, site: Site) -> Plan | SiteR
         return SiteReport(
             site.name, "match", site, None, Reason("left-out", {"option": option}), site.notes, len(site.nodes)
         )
-    asked = TargetOptions(options.op, options.allow_bf16_to_fp16, options.pin, _literal(options, site.dims.tokens))
-    plan = target.plan(site, asked)
+    literal = _literal(options, site.dims.tokens)
+    chosen = (options.op, options.allow_bf16_to_fp16, options.pin, literal, options.boundary, options.signature)
+    plan = target.plan(site, TargetOptions(*chosen, opset))
     if isinstance(plan, Reason):
         return SiteReport(site.name, "refused", site, None, plan, site.notes, len(site.nodes))
     return plan
@@ -198,13 +201,21 @@ def _literal(options: FuseOptions, tokens: Dim) -> int | None:
     return None if isinstance(tokens, int) else dict(options.pins).get(str(tokens))
 
 
-def _pin(options: FuseOptions, clock: _Clock, found: _Found, plans: Sequence[Plan]) -> PinPlan | Reason | None:
-    if not options.pin and not options.pins:
-        return None
+def _draft(
+    options: FuseOptions, clock: _Clock, found: _Found, plans: tuple[Plan, ...], reports: tuple[SiteReport, ...]
+) -> tuple[_Draft, tuple[SiteReport, ...]]:
+    """What is to be changed; where axes cannot be pinned no site is left, and each report says why."""
     with clock.stage("pinning"):
+        graph = found.model.graph
+        removed = splice.removed_by(graph, plans)
+        if not plans or not (options.pin or options.pins):
+            return _Draft(plans, removed, None), reports
         seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
-        dead = frozenset(node for plan in plans for node in plan.match.nodes)
-        return pin(found.model.graph, found.shapes, seeds, dead, dict(options.pins))
+        dead = frozenset(node for _, nodes in removed for node in nodes)
+        pins = pin(graph, found.shapes, seeds, dead, dict(options.pins))
+    if isinstance(pins, Reason):
+        return _Draft((), (), None), tuple(_refuse(report, pins) for report in reports)
+    return _Draft(plans, removed, pins), reports
 
 
 def _refuse(report: SiteReport, reason: Reason) -> SiteReport:
@@ -214,13 +225,13 @@ def _refuse(report: SiteReport, reason: Reason) -> SiteReport:
 def _report(
     options: FuseOptions,
     found: _Found,
-    plans: Sequence[Plan],
+    draft: _Draft,
     reports: tuple[SiteReport, ...],
-    pins: PinPlan | None,
     clock: _Clock,
 ) -> FuseReport:
     before = len(found.model.graph.op)
-    after = before + sum(len(plan.nodes) - len(plan.match.nodes) for plan in plans)
+    gone = sum(len(nodes) for _, nodes in draft.removed)
+    after = before - gone + sum(len(plan.nodes) for plan in draft.plans)
     return FuseReport(
         model=str(options.model),
         output=None if options.output is None else str(options.output),
@@ -228,7 +239,7 @@ def _report(
         nodes_before=before,
         nodes_after=after,
         sites=reports,
-        pinned=() if pins is None else pins.pinned,
+        pinned=() if draft.pins is None else draft.pins.pinned,
         notes=(*_notes(found, reports), *_missing_data(found.file)),
         seconds=clock.seconds,
         exit=_exit(options, reports),
@@ -239,7 +250,7 @@ def _notes(found: _Found, reports: Sequence[SiteReport]) -> tuple[str, ...]:
     if reports:
         return ()
     graph = found.model.graph
-    fused = sum(1 for node, op in enumerate(graph.op) if op == "Custom" and fused_type(graph.node(node)))
+    fused = len(fused_nodes(graph, range(len(graph.op))))
     if fused:
         return (f"already-fused: {Reason('already-fused', {'count': fused}).text}",)
     return (f"no site: {found.anchors} exponentials of data were looked at, none is the decay of a rule",)
@@ -258,18 +269,10 @@ def _exit(options: FuseOptions, reports: Sequence[SiteReport]) -> int:
 
 
 def _write(
-    options: FuseOptions,
-    clock: _Clock,
-    found: _Found,
-    plans: Sequence[Plan],
-    pins: PinPlan | None,
-    report: FuseReport,
+    output: Path, options: FuseOptions, clock: _Clock, found: _Found, draft: _Draft, report: FuseReport
 ) -> FuseReport:
-    output = options.output
-    if output is None or not plans:
-        return report
     with clock.stage("writing"):
-        changes = splice.changes_of(found.model.graph, plans, pins, found.order)
+        changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.pins, found.order)
         built = edits.build(found.file, changes)
         receipt = record.publish(found.file, built, output, options.record, progress=clock.progress.advance)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))

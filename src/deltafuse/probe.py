@@ -57,7 +57,7 @@ def backward_slice(graph: Graph, inputs: Iterable[int], outputs: Iterable[int]) 
     """Nodes that compute the outputs from the inputs, in file order, and the other values they start from.
 
     Returns:
-        (nodes, open values: initializers, graph inputs or values without a producer that are read and are not in `inputs`).
+        (nodes, open values: initializers, graph inputs or values without a producer that are read and not in `inputs`).
     """
     producer, node_inputs, captures = graph.producer, graph.node_inputs, graph.captures
     seen = {0, *inputs}

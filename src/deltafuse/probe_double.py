@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import ml_dtypes  # noqa: F401 - registers bfloat16 with numpy for onnx.numpy_helper
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from deltafuse import region
 from deltafuse.bench import Bench, Binding, bindings, open_bench
-from deltafuse.dims import Dim
+from deltafuse.dims import Dim, is_clamped
 from deltafuse.draws import DRAWS, Array
 from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
@@ -27,14 +27,17 @@ from deltafuse.worker import Worker
 
 TEXTS.update(
     {
-        "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) gives its "
-        "outputs; compare it with the rule's recurrence",
-        "not-equal": "the site follows {rule} on one draw but not on '{draw}' (relative error {error:.1e}); it is not the rule",
+        "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) "
+        "gives its outputs; compare it with the rule's recurrence",
+        "not-equal": "the site follows {rule} on one draw but not on '{draw}' (relative error {error:.1e}); "
+        "it is not the rule",
         "inner-value-used": "the value {value} inside the site is read outside of it; fusing would take it away: "
         "remove that reader or output",
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
-        "decay-shape": "the log decay has the shape {shape}, not one number per token and head: a decay per channel (Kimi Delta "
-        "Attention, Gated DeltaNet-2) is another rule",
+        "decay-shape": "the log decay has the shape {shape}, not one number per token and head: a decay per channel "
+        "(Kimi Delta Attention, Gated DeltaNet-2) is another rule",
+        "trip-count": "the loop {node} has a trip count that does not follow the token axis ({count}): "
+        "it may stop before the last token",
         "no-output": "nothing outside reads the rule's output",
     }
 )
@@ -204,6 +207,9 @@ def _why_not(setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Ar
 def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> Proven | Reason:
     explained, out, final = fit.explained, fit.out, fit.final
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
+    short = _short_loop(setting, explained.assignment)
+    if short is not None:
+        return short
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
     errors: list[float] = []
     for seed, how in enumerate(DRAWS):
@@ -229,6 +235,21 @@ def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> P
     )
 
 
+def _short_loop(setting: _Setting, assignment: Assignment) -> Reason | None:
+    """A loop whose trip count is not known to follow the token axis: it may stop short where no trial goes."""
+    graph, shapes = setting.model.graph, setting.shapes
+    free = any(not isinstance(dim, int) for dim in shapes.shape(assignment.values["g"]) or ())
+    for node in setting.candidate.core:
+        if graph.op[node] != "Loop" or not free:
+            continue
+        trips = shapes.contents(graph.node_inputs[node][0])
+        count = trips.ravel().tolist() if trips is not None else []
+        # A fixed count shows in the valid range.
+        if len(count) != 1 or is_clamped(count[0]):
+            return Reason("trip-count", {"node": graph.node_name(node), "count": str(*count) if count else "not known"})
+    return None
+
+
 def _ends(setting: _Setting, explained: Explained) -> tuple[int, int | None] | Reason:
     """The values that the fused node writes: the last ones that explain every reader outside."""
     outs: list[set[int]] = []
@@ -242,14 +263,17 @@ def _ends(setting: _Setting, explained: Explained) -> tuple[int, int | None] | R
             finals.append(as_final)
         else:
             return Reason("inner-value-used", {"value": setting.model.graph.name(value)})
-    common = set.intersection(*outs) if outs else set[int]()
-    common_final = set.intersection(*finals) if finals else set[int]()
+    common, common_final = _common(outs), _common(finals)
     if finals and not common_final:
         return Reason("inner-value-used", {"value": setting.model.graph.name(min(finals[0]))})
     if not common:
         return Reason("no-output")
     latest = setting.model.graph.producer.__getitem__
     return max(common, key=latest), max(common_final, key=latest) if common_final else None
+
+
+def _common(sets: Sequence[set[int]]) -> set[int]:
+    return sets[0].intersection(*sets[1:]) if sets else set()
 
 
 def convex(graph: Graph, roots: Sequence[int], out: int, final: int | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 #: code -> text; ``{name}`` is filled from the reason's arguments. Each text says what to do next.
@@ -18,11 +19,12 @@ class Reason:
     """
 
     code: str
-    args: dict[str, object] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __bool__(self) -> bool:
         return False
 
     @property
     def text(self) -> str:
+        """What to show the user."""
         return TEXTS[self.code].format(**self.args)

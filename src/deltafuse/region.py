@@ -97,6 +97,7 @@ def dead_nodes(graph: Graph, replaced: Iterable[int], kept: Iterable[int]) -> tu
     """The nodes that nothing needs once some values come from elsewhere, ascending.
 
     Args:
+        graph: the graph they lie in.
         replaced: values that are computed anew.
         kept: values that the new nodes read.
     """

@@ -34,7 +34,7 @@ class Assignment:
     values: Mapping[str, int]
     layouts: Mapping[str, str]
     sizes: Mapping[str, int]
-    norms: Mapping[int, Norm] = field(default_factory=dict)
+    norms: Mapping[int, Norm] = field(default_factory=dict[int, Norm])
     scale: float = 1.0
 
     def preparation(self) -> Preparation:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from deltafuse import layouts, prover, region
+from deltafuse import layouts, prover
 from deltafuse.bodies import is_call
 from deltafuse.dims import Dim
 from deltafuse.finder import Candidate
@@ -68,37 +69,42 @@ def _signature(model: Model, shapes: Shapes, candidate: Candidate) -> tuple[byte
     local: dict[int, int] = {0: 0}
     values = [0]
     parts: list[bytes] = []
+    wiring = array("i")
+    ops: list[str] = []
 
     def number(value: int) -> int:
-        if value not in local:
-            local[value] = len(values)
-            values.append(value)
-            if value in sizes:
-                parts.append(str([str(dim) for dim in sizes[value]]).encode())
-            elif value in graph.initializers:
-                parts.append(_content(model, value))
+        local[value] = len(values)
+        values.append(value)
+        if value in sizes:
+            parts.append(str([str(dim) for dim in sizes[value]]).encode())
+        elif value in graph.initializers:
+            parts.append(_content(model, value))
         return local[value]
 
     for value in candidate.roots:
         number(value)
         parts.append(f"{shapes.dtype(value)}{[str(dim) for dim in shapes.shape(value) or ()]};".encode())
     for node in candidate.nodes:
-        inputs = [number(value) for value in graph.node_inputs[node]]
-        outputs = [number(value) for value in graph.node_outputs[node]]
-        parts.append(f"{graph.domain[node]}.{graph.op[node]}{inputs}{outputs}".encode())
-        parts += _attributes(model, node)
-    parts.append(str([number(value) for value in candidate.frontier]).encode())
+        for side in (graph.node_inputs[node], graph.node_outputs[node]):
+            wiring.extend([local[value] if value in local else number(value) for value in side])
+            wiring.append(-1)
+        ops.append(graph.op[node] if not graph.domain[node] else f"{graph.domain[node]}.{graph.op[node]}")
+        parts.append(_attributes(model, node))
+    wiring.extend([local[value] if value in local else number(value) for value in candidate.frontier])
+    parts += [wiring.tobytes(), " ".join(ops).encode()]
     return hashlib.blake2b(b"\0".join(parts)).digest(), values
 
 
-def _attributes(model: Model, node: int) -> Iterable[bytes]:
+def _attributes(model: Model, node: int) -> bytes:
+    """The attributes of a node; of a constant that lies outside the file, what it holds."""
     graph = model.graph
-    found = [bytes(graph.data[start:end]) for start, end in graph.attribute_spans[node]]
-    if graph.op[node] == "Constant" and any(b"location" in attribute for attribute in found):
+    whole = graph.attribute_spans.whole(node)
+    found = bytes(graph.data[whole[0] : whole[1]])
+    if graph.op[node] == "Constant" and b"location" in found:
         head = graph.constant_head(node)
-        array = Reason("constant-type") if head is None else read_tensor(model, head)
-        if not isinstance(array, Reason):
-            return [f"{array.dtype}{array.shape}".encode(), array.tobytes()]
+        held = Reason("constant-type") if head is None else read_tensor(model, head)
+        if not isinstance(held, Reason):
+            return f"{held.dtype}{held.shape}".encode() + held.tobytes()
     return found
 
 
@@ -142,28 +148,22 @@ def _site(
 
 
 def _match(
-    model: Model,
-    shapes: Shapes,
-    pattern: Pattern,
-    candidate: Candidate,
-    proven: Proven,
-    shared: str | None,
-    key: bytes,
+    model: Model, shapes: Shapes, pattern: Pattern, candidate: Candidate, proven: Proven, shared: str | None, key: bytes
 ) -> Match:
     graph, assignment = model.graph, proven.assignment
     dims = _dims(shapes, proven)
 
-    def role(name: str) -> Role:
-        value = assignment.values[name]
-        shape = shapes.shape(value) or ()
-        return Role(value, graph.name(value), layouts.public(assignment.layouts[name]), shape, shapes.dtype(value) or 0)
-
-    def result(value: int, layout: str) -> Role:
-        shape = _shape_of(layout, dims)
+    def named(value: int, layout: str, shape: tuple[Dim, ...]) -> Role:
         return Role(value, graph.name(value), layouts.public(layout), shape, shapes.dtype(value) or 0)
 
+    def role(name: str) -> Role:
+        value = assignment.values[name]
+        return named(value, assignment.layouts[name], shapes.shape(value) or ())
+
+    def result(value: int, layout: str) -> Role:
+        return named(value, layout, _shape_of(layout, dims))
+
     final = None if proven.final_state is None else result(proven.final_state, proven.final_layout)
-    replaced = [value for value in (proven.out, proven.final_state) if value is not None]
     return Match(
         name=candidate.name,
         rule=pattern.name,
@@ -181,7 +181,7 @@ def _match(
         dims=dims,
         scale=assignment.scale,
         valid_tokens=proven.validity,
-        nodes=region.dead_nodes(graph, replaced, assignment.values.values()),
+        nodes=candidate.nodes,
         class_key=key,
         proof=Proof(proven.max_error, proven.draws, shared),
         sizes=tuple(value for value, _ in candidate.sizes),

@@ -5,36 +5,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import onnx
+
 from deltafuse import region
+from deltafuse.adjusting import Adjustments, adapted
 from deltafuse.edits import Changes, Insertion
+from deltafuse.errors import InternalError
 from deltafuse.graph import Graph
 from deltafuse.match import Match, Plan
-from deltafuse.pinning import PinPlan
+from deltafuse.reasons import Reason
+
+Removed = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def changes_of(
-    graph: Graph, plans: Sequence[Plan], pins: PinPlan | None, order: Sequence[int] | None = None
+    graph: Graph, plans: Sequence[Plan], removed: Removed, pins: PinPlan | None, order: Sequence[int] | None = None
 ) -> Changes:
     """What is to be changed in the file to fuse the planned sites and pin the axes.
 
     Args:
         graph: in topological order.
         plans: the sites to fuse.
-        pins: the axes to pin.
+        removed: the nodes that go, as `removed_by` gives them.
+        adjustments: axes to pin, opsets to raise.
         order: number in the file of each node of `graph`, None where they are the same.
     """
-    removed = _removed(graph, plans)
     gone = frozenset(node for _, nodes in removed for node in nodes)
     inserted: list[Insertion] = []
     moved: list[tuple[str, int, int]] = []
+    rewritten = {node: nodes for node, nodes in adjustments.opsets.replaced if node not in gone}
     for plan in plans:
         before = _place(graph, plan.match)
-        inserted.append(Insertion(plan.match.name, before, plan.nodes, plan.value_info))
-        moved += [
-            (plan.match.name, node, before) for node in _early_readers(graph, plan.match, before) if node not in gone
-        ]
-    changes = Changes(removed, tuple(inserted), tuple(moved), () if pins is None else pins.retyped)
+        inserted.append(Insertion(plan.match.name, before, _nodes(plan, adjustments), plan.value_info))
+        early = [node for node in _early_readers(graph, plan.match, before) if node not in gone]
+        if not rewritten.keys() & set(early):
+            moved += [(plan.match.name, node, before) for node in early]
+            continue
+        # A node that must move and be rewritten comes back in its new form, and with it all that move for this site.
+        back = [new for node in early for new in rewritten.pop(node, (graph.node(node),))]
+        inserted.append(Insertion(plan.match.name, before, tuple(back)))
+        removed.append((plan.match.name, tuple(early)))
+    inserted += [Insertion("", node, nodes) for node, nodes in rewritten.items()]
+    removed += [("", tuple(rewritten))] if rewritten else []
+    retyped = () if adjustments.pins is None else adjustments.pins.retyped
+    changes = Changes(tuple(removed), tuple(inserted), tuple(moved), retyped, adjustments.opsets.imports)
     return changes if order is None else _renumbered(changes, order)
+
+
+def _nodes(plan: Plan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...]:
+    new = adapted(plan, adjustments.opsets)
+    if isinstance(new, Reason):
+        raise InternalError(f"the nodes emitted for {plan.match.name} cannot be written for the raised opset: {new.text}")
+    return new.nodes
 
 
 def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:
@@ -48,27 +70,26 @@ def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:
     )
 
 
-def _removed(graph: Graph, plans: Sequence[Plan]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The dead nodes by site.
+def removed_by(graph: Graph, plans: Sequence[Plan]) -> Removed:
+    """The nodes that nothing needs once the sites are fused, by site.
 
-    Some die only because several sites go (exporters share constants and shape arithmetic between layers): they count
-    to the first site.
+    What several sites share (exporters share constants and shape arithmetic between layers) counts to the first.
     """
-    own = {node: plan.match.name for plan in reversed(plans) for node in plan.match.nodes}
-    joint = region.dead_nodes(
+    dead = region.dead_nodes(
         graph,
         [role.value for plan in plans for role in plan.match.results()],
         [role.value for plan in plans for role in plan.match.operands()],
     )
-    first = plans[0].match.name
-    shared = [node for node in joint if node not in own]
-    by_site: dict[str, list[int]] = {plan.match.name: list(plan.match.nodes) for plan in plans}
-    by_site[first] += shared
-    return tuple((name, tuple(sorted(nodes))) for name, nodes in by_site.items())
+    owner = {node: plan.match.name for plan in reversed(plans) for node in plan.match.nodes}
+    by_site: dict[str, list[int]] = {plan.match.name: [] for plan in plans}
+    first = next(iter(by_site), "")
+    for node in dead:
+        by_site[owner.get(node, first)].append(node)
+    return tuple((name, tuple(nodes)) for name, nodes in by_site.items())
 
 
 def _place(graph: Graph, match: Match) -> int:
-    """The node in front of which the new ones go: the first one that wrote an output, or the first after all operands."""
+    """The node in front of which the new ones go: the first that wrote an output, or the first after all operands."""
     last = max(graph.producer[role.value] for role in match.operands())
     first = min(graph.producer[role.value] for role in match.results())
     return max(first, last + 1)

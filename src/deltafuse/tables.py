@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +14,9 @@ from deltafuse.match import Dims, FuseReport, Match, Pinned, SiteReport, Validit
 from deltafuse.report import dim
 
 if TYPE_CHECKING:
-    from deltafuse.verify import VerifyReport
+    from deltafuse.network_diff import OutputVerdict, Top1
+    from deltafuse.probing import Listing, NodeRow, TensorRow
+    from deltafuse.verify import NetworkReport, VerifyReport
     from deltafuse.verify_trial import SiteVerdict
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
@@ -25,8 +27,14 @@ NARROW = 90
 
 SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "dims", "scale", "l2 norm", "tokens", "error")
 
+TENSOR_COLUMNS = ("tensor", "dtype", "shape", "bytes", "written by", "readers", "external data")
+NODE_COLUMNS = ("node", "operator", "name", "inputs", "outputs")
+
 #: ``error`` is in double; the last two are what rounding at the target's precision adds.
 VERIFY_COLUMNS = ("site", "verdict", "error", "draws", "tokens", "rounding nrmse", "max abs")
+
+#: ``worst`` is the element that differs most: its index, the unfused and the fused value.
+NETWORK_COLUMNS = ("output", "verdict", "type", "cosine", "nrmse", "max abs", "worst: unfused, fused")
 
 
 def console() -> Console:
@@ -145,9 +153,60 @@ def print_verify(report: VerifyReport, screen: Console) -> None:
             screen.print(f"{site.name} ({site.reason.code}): {site.reason.text}")
     for finding in report.findings:
         screen.print(f"{finding.code}: {finding.text}")
+    if report.network is not None:
+        _print_network(report.network, screen)
+    for sentence in network_sentences(report):
+        screen.print(sentence)
+    screen.print(verify_summary(report))
+
+
+def verify_summary(report: VerifyReport) -> str:
+    """The last line: how much of both levels holds."""
     equal = sum(site.verdict == "equal" for site in report.sites)
-    others = f"; {len(report.findings)} other differences" if report.findings else ""
-    screen.print(f"{equal} of {len(report.sites)} fused sites equal{others}")
+    text = f"{equal} of {len(report.sites)} fused sites equal"
+    text += f"; {len(report.findings)} other differences" if report.findings else ""
+    if report.network is not None:
+        passed = sum(output.verdict == "passes" for output in report.network.outputs)
+        text += f"; {passed} of {len(report.network.outputs)} outputs of the whole model within the bar"
+    return text
+
+
+def network_sentences(report: VerifyReport) -> Iterator[str]:
+    """What is to be said of the network level."""
+    network = report.network
+    if report.skipped is not None:
+        yield f"site level only ({report.skipped.code}): {report.skipped.text}"
+    if network is None:
+        return
+    for reason in (network.reason, *(output.reason for output in network.outputs)):
+        if reason is not None:
+            yield f"{reason.code}: {reason.text}"
+    for output in network.outputs:
+        if output.top1 is not None:
+            yield f"{output.name}: {top1_text(output.top1)}"
+    fed = ", ".join(f"{item.name} {list(item.shape)} {item.role}" for item in network.inputs)
+    yield f"inputs (seed {network.seed}): {fed}"
+
+
+def top1_text(top1: Top1) -> str:
+    """How often both models have the same most likely token, and by how much it leads."""
+    text = f"same first token in {top1.agree} of {top1.rows} rows; it leads by {top1.margin:.2g} or more"
+    return text if top1.lost is None else f"{text}, where they differ by at most {top1.lost:.2g}"
+
+
+def _print_network(network: NetworkReport, screen: Console) -> None:
+    if network.outputs:
+        screen.print(table(NETWORK_COLUMNS, [_output_row(output) for output in network.outputs]))
+
+
+def _output_row(output: OutputVerdict) -> tuple[str | Text, ...]:
+    verdict = Text(output.verdict, style="green" if output.verdict == "passes" else "red")
+    shape = f"{output.dtype} {list(output.shape)}"
+    cosine = "" if output.cosine is None else f"{output.cosine:.7f}"
+    others = ("" if number is None else f"{number:.1e}" for number in (output.nrmse, output.max_abs))
+    worst = output.worst
+    at = "" if worst is None else f"{list(worst.index)}: {worst.unfused:.6g}, {worst.fused:.6g}"
+    return output.name, verdict, shape, cosine, *others, at
 
 
 def _verdict_row(site: SiteVerdict) -> tuple[str | Text, ...]:
@@ -158,6 +217,52 @@ def _verdict_row(site: SiteVerdict) -> tuple[str | Text, ...]:
     rounded = ("", "") if rounding is None else (f"{rounding.nrmse:.1e}", f"{rounding.max_abs:.1e}")
     verdict = Text(site.verdict, style="green" if site.verdict == "equal" else "red")
     return site.name, verdict, error, str(site.draws), tokens, *rounded
+
+
+def print_listing(listing: Listing, out: TextIO) -> None:
+    """The tables of ``inspect --tensors --nodes --op``: plain text, since a graph may have 200,000 rows."""
+    parts: list[Iterator[str]] = []
+    if listing.tensors is not None:
+        parts.append(columns(TENSOR_COLUMNS, [_tensor_row(row) for row in listing.tensors]))
+    if listing.nodes is not None:
+        parts.append(columns(NODE_COLUMNS, [_node_row(row) for row in listing.nodes]))
+    if listing.ops is not None:
+        parts.append(columns(("operator", "count"), [(op, str(count)) for op, count in listing.ops.items()]))
+    for part in parts:
+        out.writelines(f"{line}\n" for line in part)
+        out.write("\n")
+    out.writelines(f"note: {note}\n" for note in listing.notes)
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in listing.opsets.items())
+    counts = [f"{len(rows)} {name} listed" for name, rows in _rows(listing)]
+    out.write(f"{'; '.join([f'{listing.node_count} nodes', *counts])}; opset {opsets}\n")
+
+
+def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table, each column as wide as its widest cell; the last is not filled up."""
+    widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _rows(listing: Listing) -> Iterator[tuple[str, Sequence[object]]]:
+    if listing.tensors is not None:
+        yield "tensors", listing.tensors
+    if listing.nodes is not None:
+        yield "nodes", listing.nodes
+
+
+def _tensor_row(row: TensorRow) -> tuple[str, ...]:
+    shape = "?" if row.shape is None else f"[{', '.join('?' if size is None else str(size) for size in row.shape)}]"
+    written = row.kind if row.producer is None else f"{row.producer} {row.producer_op}"
+    where = "" if row.location is None else f"{row.location} at {row.offset}"
+    size = "" if row.bytes is None else str(row.bytes)
+    readers = f"{row.consumers} + output" if row.output else str(row.consumers)
+    return row.name, row.dtype or "?", shape, size, written, readers, where
+
+
+def _node_row(row: NodeRow) -> tuple[str, ...]:
+    op = f"{row.domain}.{row.op}" if row.domain else row.op
+    return str(row.index), op, row.name, ", ".join(row.inputs), ", ".join(row.outputs)
 
 
 def summary(report: FuseReport) -> str:

@@ -44,18 +44,21 @@ class Trial:
     binding: Binding
     validity: Validity | None = None
 
-    def few_tokens(self) -> Binding | None:
-        """Batch one and as few tokens as still tell emitted nodes apart; None where the symbols allow none."""
+    def few_tokens(self, batch: int | None = 1) -> Binding | None:
+        """A batch and as few tokens as still tell emitted nodes apart; None where the symbols allow none."""
         if self.validity is None or self.binding.tokens is None:
             tokens = self.binding.tokens
         else:
             tokens = min(max(self.validity.low, _FEW), self.validity.high)
-        return self.binding.at(tokens, None if self.binding.batch is None else 1)
+        return self.binding.at(tokens, None if self.binding.batch is None else batch)
 
     def error(self, binding: Binding, how: Draw, seed: int, *, full: bool = False) -> float | Reason:
         """Relative error of both outputs on one draw; a Reason where the cut does not run.
 
         Args:
+            binding: sizes to try.
+            how: the kind of operands.
+            seed: of the draw.
             full: compare every column of the value axis, not two random mixtures of them (the rule is linear there).
         """
         assignment = self.explained.assignment

@@ -29,6 +29,8 @@ def find_range(goal: Goal, start: Binding, fixed: int) -> tuple[Validity, Bindin
     """Bisects both ends of the range around a token count that is right.
 
     Args:
+        goal: what is tried.
+        start: sizes at which it is right.
         fixed: the token count where the axis is not free.
 
     Returns:

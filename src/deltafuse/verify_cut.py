@@ -11,6 +11,7 @@ from onnx import AttributeProto
 
 from deltafuse.classes import Kind, classify
 from deltafuse.dims import Dim, parse, symbols
+from deltafuse.fused import key_dim, result_tokens
 from deltafuse.graph import Graph
 from deltafuse.probe import cut_model
 from deltafuse.reasons import TEXTS, Reason
@@ -222,20 +223,22 @@ def _input(side: Side, fused: Side, value: int, part: Part) -> Input | Reason:
 
 
 def _tokens(fused: Side, node: int) -> Dim:
-    """The first axis of the kernel's output, as it is declared."""
+    """The token axis of the kernel's output, as it is declared."""
+    axis = result_tokens(fused.graph, node)
     info = fused.graph.value_info(fused.graph.node_outputs[node][0])
     dims = [] if info is None else list(info.type.tensor_type.shape.dim)
-    if dims and dims[0].dim_value:
-        return dims[0].dim_value
-    if dims and dims[0].dim_param:
-        return fused.shapes.find(parse(dims[0].dim_param))
+    declared = dims[axis] if axis < len(dims) else onnx.TensorShapeProto.Dimension()
+    if declared.dim_value:
+        return declared.dim_value
+    if declared.dim_param:
+        return fused.shapes.find(parse(declared.dim_param))
     shape = fused.shapes.shape(fused.graph.node_inputs[node][0])
-    return shape[0] if shape else 1
+    return shape[axis] if shape else 1
 
 
 def _key_dim(fused: Side, node: int) -> int:
     shape = fused.shapes.shape(fused.graph.node_inputs[node][0])
-    return shape[-1] if shape and isinstance(shape[-1], int) else 0
+    return key_dim(fused.graph, node, shape[-1]) if shape else 0
 
 
 def _range(text: str) -> tuple[int, int] | None:

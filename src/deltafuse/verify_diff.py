@@ -15,8 +15,8 @@ import onnx
 from onnx import TensorProto
 
 from deltafuse.dims import Dim, parse
+from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
-from deltafuse.lowering import fused_type
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model
@@ -67,7 +67,7 @@ def compare(unfused: Model, fused: Model) -> Difference:
     """Compares two files node by node, whatever their order."""
     changed = _changed(unfused.graph, fused.graph)
     groups = _connected(fused.graph, changed)
-    kernels = {node for node in changed if fused.graph.op[node] == "Custom" and fused_type(fused.graph.node(node))}
+    kernels = set(fused_nodes(fused.graph, changed))
     regions = [_region(fused.graph, nodes, kernels) for nodes in groups if kernels & set(nodes)]
     stray = [node for nodes in groups if not kernels & set(nodes) for node in nodes]
     findings = [

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.draws import Draw
+from deltafuse.fused import call as read_call
 from deltafuse.graph import Graph
-from deltafuse.lowering import read_call
 from deltafuse.reasons import Reason
 from deltafuse.verify_diff import Region, reads
 

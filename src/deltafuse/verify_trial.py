@@ -14,7 +14,9 @@ from onnx import TensorProto, helper
 
 from deltafuse.bench import TOKENS, solve
 from deltafuse.draws import DRAWS, Draw
-from deltafuse.lowering import Call, fused_type, lower_model, read_call
+from deltafuse.fused import call as read_call
+from deltafuse.fused import kernel, lower_exact, runnable
+from deltafuse.lowering import Call
 from deltafuse.probe import Session, Worker, to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
@@ -194,7 +196,7 @@ class _Trial:
     def _scales(self, ratio: float) -> dict[str, float] | None:
         stated: dict[str, float] = {}
         for node in self._pair.fused.graph.node:
-            call = read_call(node) if fused_type(node) else None
+            call = read_call(node) if kernel(node) else None
             if isinstance(call, Call):
                 stated[node.name] = call.scale
         exact = {name: scale * ratio for name, scale in stated.items()}
@@ -202,7 +204,7 @@ class _Trial:
         return exact if same and abs(ratio - 1) > EXACT / 10 else None
 
     def _fused(self, scales: Mapping[str, float] | None) -> Session | Reason:
-        return self._load(to_double(lower_model(self._pair.fused, scales)))
+        return self._load(to_double(lower_exact(self._pair.fused, scales)))
 
     def _load(self, model: onnx.ModelProto | Reason) -> Session | Reason:
         return model if isinstance(model, Reason) else self._worker.load(model.SerializeToString())
@@ -227,7 +229,7 @@ class _Trial:
         types = {item.name: item.dtype for item in self._pair.inputs}
         if TensorProto.BFLOAT16 in types.values():
             return None
-        session = self._load(lower_model(self._pair.fused))
+        session = self._load(runnable(self._pair.fused))
         if isinstance(session, Reason):
             return session
         drawn = feeds(self._pair.inputs, run.numbers, self._pair.tokens, run.how, run.seed)

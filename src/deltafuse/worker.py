@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,7 +27,8 @@ from deltafuse.reasons import TEXTS, Reason
 
 TEXTS.update(
     {
-        "worker-timeout": "running the cut graph took longer than {seconds:.0f} s; raise --timeout if the machine is slow",
+        "worker-timeout": "running the cut graph took longer than {seconds:.0f} s; "
+        "raise --timeout if the machine is slow",
         "worker-died": "onnxruntime crashed or ran out of memory on the cut graph (exit status {status}); "
         "the site was left as it is",
         "cut-does-not-load": "onnxruntime cannot load the cut graph: {error}",
@@ -34,7 +36,7 @@ TEXTS.update(
     }
 )
 
-Array = npt.NDArray[np.generic]
+AnyArray = npt.NDArray[np.generic]
 
 _HEADER = struct.Struct("<Q")
 
@@ -104,13 +106,13 @@ class Worker:
         return Session(key, inputs, outputs)
 
     def run(
-        self, session: Session, feeds: dict[str, Array], outputs: tuple[str, ...] | None = None
-    ) -> tuple[Array, ...] | Reason:
+        self, session: Session, feeds: Mapping[str, AnyArray], outputs: tuple[str, ...] | None = None
+    ) -> tuple[AnyArray, ...] | Reason:
         """Runs a session; the outputs asked for (default: all), in order."""
         wanted = session.outputs if outputs is None else outputs
         used = {name: feeds[name] for name in session.inputs}
         answer = self._ask(("run", session.key, used, wanted))
-        return answer if isinstance(answer, Reason) else cast("tuple[Array, ...]", answer)
+        return answer if isinstance(answer, Reason) else cast("tuple[AnyArray, ...]", answer)
 
     def unload(self, session: Session) -> None:
         """Frees a session."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, Any, cast
 
-from deltafuse.worker import Array, read_message, write_message
+from deltafuse.worker import AnyArray, read_message, write_message
 
 
 class _Sessions:
@@ -34,7 +34,7 @@ class _Sessions:
         self._open[self._next] = session
         return self._next, tuple(i.name for i in session.get_inputs()), tuple(o.name for o in session.get_outputs())
 
-    def run(self, key: int, feeds: dict[str, Array], outputs: tuple[str, ...]) -> tuple[Array, ...]:
+    def run(self, key: int, feeds: dict[str, AnyArray], outputs: tuple[str, ...]) -> tuple[AnyArray, ...]:
         return tuple(self._open[key].run(list(outputs), feeds))
 
     def unload(self, key: int) -> None:
@@ -62,6 +62,7 @@ def _serve(source: IO[bytes], sink: IO[bytes]) -> None:
 
 
 def main() -> None:
+    """Serves until stdin ends, within the memory (bytes of address space) given as the first argument."""
     memory = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     # Kernels that print must not disturb the protocol: stdout becomes stderr for everything else.

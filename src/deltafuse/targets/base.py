@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from deltafuse.dims import Dim
 from deltafuse.match import Match, Plan
-from deltafuse.options import Operator
+from deltafuse.options import Boundary, Operator
 from deltafuse.reasons import Reason
 
 
@@ -21,12 +22,45 @@ class TargetOptions:
         pin: whether axes are pinned in the output file.
         tokens: the token count that is a literal in the output file although the match's is symbolic
             (a user's pin); None where there is none.
+        boundary: element type of the kernel's operands; None for what the target, or the graph, has.
+        signature: version of the operators' signature; None for the newest.
+        opset: version of the ai.onnx operators that the file imports.
     """
 
     op: Operator | None = None
     allow_bf16_to_fp16: bool = False
     pin: bool = True
     tokens: int | None = None
+    boundary: Boundary | None = None
+    signature: str | None = None
+    opset: int = 17
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a limit looks at: a proven site that is to be fused, or a fused node that is looked over.
+
+    Attributes:
+        batch, key_heads, value_heads, key_dim, value_dim: sizes, None where they are not known.
+        tokens: the token count that is a literal in the output file, None where there is none.
+        tokens_text: the token count as it is shown.
+        dtypes: role -> its element type in the source; empty for a node.
+        per_channel: whether the decay has a value per key channel.
+        boundary: element type of the kernel's operands.
+        options: what was asked for.
+    """
+
+    batch: Dim | None
+    tokens: int | None
+    tokens_text: str
+    key_heads: int | None
+    value_heads: int | None
+    key_dim: int | None
+    value_dim: int | None
+    dtypes: Mapping[str, int] = field(default_factory=dict[str, int])
+    per_channel: bool = False
+    boundary: int = 0
+    options: TargetOptions = field(default_factory=TargetOptions)
 
 
 @dataclass(frozen=True)
@@ -37,13 +71,13 @@ class Limit:
         code: reason code.
         mark: V seen in a file of the reference exporter, S read in public source, A assumed.
         fact: what the kernel does beyond the limit.
-        check: the reason where a site is beyond it, None where it is within.
+        check: the reason where a case is beyond it, None where it is within or not known to be beyond.
     """
 
     code: str
     mark: str
     fact: str
-    check: Callable[[Match, TargetOptions], Reason | None]
+    check: Callable[[Case], Reason | None]
 
 
 class Target(Protocol):
@@ -57,6 +91,11 @@ class Target(Protocol):
     @property
     def limits(self) -> tuple[Limit, ...]:
         """All limits of all kernels, for ``fuse targets``."""
+        ...
+
+    @property
+    def opset(self) -> tuple[str, int] | None:
+        """Domain and least version of an opset import that the output file needs, None where it needs none."""
         ...
 
     def choose(self, match: Match, options: TargetOptions) -> str | Reason:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from deltafuse.match import Norm, Role
+from deltafuse.match import Match, Norm, Role
 from deltafuse.targets.layout import Move, Sizes, moves
 
 Array = npt.NDArray[np.generic]
@@ -35,13 +35,18 @@ class Emitter:
     Args:
         prefix: start of every new name, e.g. ``layers.3/gated_delta_rule``.
         properties: metadata of every emitted node.
+        sources: letter -> (value, axis) that has its size, for sizes that are not known before the model runs.
     """
 
-    def __init__(self, prefix: str, properties: Mapping[str, str]) -> None:
+    def __init__(
+        self, prefix: str, properties: Mapping[str, str], sources: Mapping[str, tuple[str, int]] | None = None
+    ) -> None:
         # graphsurgeon has no types: `Any` stops here.
         self._gs: Any = importlib.import_module("onnx_graphsurgeon")
         self._prefix = prefix
         self._properties = dict(properties)
+        self._sources = dict(sources or {})
+        self._sizes: dict[str, str] = {}
         self._variables: dict[str, Any] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._nodes: list[Any] = []
@@ -57,6 +62,7 @@ class Emitter:
         inputs: Sequence[str],
         attributes: Mapping[str, Attribute] | None = None,
         outputs: Sequence[str] | None = None,
+        domain: str = "",
     ) -> str:
         """Adds a node; returns its first output, named as the node unless `outputs` says otherwise."""
         names = [self.name(what)] if outputs is None else list(outputs)
@@ -67,6 +73,7 @@ class Emitter:
                 attrs=dict(attributes or {}),
                 inputs=[self._variable(name) for name in inputs],
                 outputs=[self._variable(name) for name in names],
+                domain=domain or None,
             )
         )
         return names[0]
@@ -78,6 +85,15 @@ class Emitter:
             value = {"value": self._gs.Constant("", array)}
             self._constants[key] = self.node("Constant", what, (), cast("Mapping[str, Attribute]", value))
         return self._constants[key]
+
+    def size(self, letter: str) -> str:
+        """The size of an axis, int64 [1], computed when the model runs."""
+        if letter not in self._sizes:
+            value, axis = self._sources[letter]
+            index = self.constant(f"size/{axis}", np.array([axis], np.int64))
+            shape = self.node("Shape", f"size_{letter}/shape", (value,))
+            self._sizes[letter] = self.node("Gather", f"size_{letter}", (shape, index), {"axis": 0})
+        return self._sizes[letter]
 
     def cast(self, what: str, value: str, have: int, want: int) -> str:
         """A Cast, unless the type is right already."""
@@ -115,10 +131,20 @@ class Emitter:
         outputs = None if output is None else (output,)
         if move.op == "Transpose":
             return self.node("Transpose", f"{what}/transpose", (value,), {"perm": list(move.values)}, outputs)
-        text = "x".join("n" if size < 0 else str(size) for size in move.values)
-        shape = self.constant(f"shape_{text}", np.array(move.values, np.int64))
+        text = "x".join("n" if size == -1 else str(size) for size in move.values)
+        shape = self._shape(what, text, move.values)
         # The shape is in the name: a change of layout may reshape twice, before a Transpose and after it.
         return self.node("Reshape", f"{what}/reshape_{text}", (value, shape), None, outputs)
+
+    def _shape(self, what: str, text: str, values: Sequence[int | str]) -> str:
+        numbers = [value for value in values if isinstance(value, int)]
+        if len(numbers) == len(values):
+            return self.constant(f"shape_{text}", np.array(numbers, np.int64))
+        parts = [
+            self.size(value) if isinstance(value, str) else self.constant(f"shape_{value}", np.array([value], np.int64))
+            for value in values
+        ]
+        return self.node("Concat", f"{what}/shape_{text}", parts, {"axis": 0})
 
     def _variable(self, name: str) -> Any:
         return self._variables.setdefault(name, self._gs.Variable(name))
@@ -128,6 +154,19 @@ def annotate(node: onnx.NodeProto, properties: Mapping[str, str]) -> None:
     """Adds metadata to a node (graphsurgeon has no place for it)."""
     for key, value in properties.items():
         node.metadata_props.add(key=key, value=value)
+
+
+def properties(match: Match) -> dict[str, str]:
+    """Metadata of every node that a fuse writes."""
+    return {"deltafuse.site": match.name, "deltafuse.rule": match.rule, "deltafuse.version": version()}
+
+
+def custom_properties(match: Match) -> dict[str, str]:
+    """Further metadata of the fused node itself."""
+    found = {"deltafuse.form": match.form, "deltafuse.scope": match.out.name.rpartition("/")[0] or match.name}
+    if match.valid_tokens is not None:
+        found["deltafuse.valid_tokens"] = f"{match.valid_tokens.low}..{match.valid_tokens.high}"
+    return found
 
 
 def operand(emitter: Emitter, what: str, role: Role, target: str, sizes: Sizes, norm: Norm | None, dtype: int) -> str:

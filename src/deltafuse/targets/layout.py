@@ -6,7 +6,7 @@ Axes of size one may stand anywhere: moving them needs no data movement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -21,11 +21,12 @@ class Move:
     """One node of a change of layout.
 
     Attributes:
-        op: ``Reshape`` (to `values`, at most one of them -1) or ``Transpose`` (by `values`).
+        op: ``Reshape`` (to `values`: at most one of them -1, 0 keeps the size of the same axis, a letter stands for its
+            size, which is not known before the model runs) or ``Transpose`` (by `values`).
     """
 
     op: str
-    values: tuple[int, ...]
+    values: tuple[int | str, ...]
 
 
 def moves(source: str, target: str, sizes: Sizes) -> tuple[Move, ...]:
@@ -39,18 +40,31 @@ def moves(source: str, target: str, sizes: Sizes) -> tuple[Move, ...]:
     have, want = _significant(source, sizes), _significant(target, sizes)
     if have == want:
         return ()
-    reshape = Move("Reshape", tuple(_size(axis, sizes) for axis in axes(target)))
     if "".join(have) == "".join(want):
-        return (reshape,)
+        return (_reshape(axes(source), axes(target), sizes),)
     result: list[Move] = []
     if any(len(axis) > 1 for axis in have):
         have = tuple("".join(have))
-        result.append(Move("Reshape", tuple(_size(letter, sizes) for letter in have)))
+        result.append(_reshape(axes(source), have, sizes))
     permutation = _permutation(have, want)
     result.append(Move("Transpose", permutation))
-    if tuple(have[axis] for axis in permutation) != want:
-        result.append(reshape)
+    moved = tuple(have[axis] for axis in permutation)
+    if moved != want:
+        result.append(_reshape(moved, axes(target), sizes))
     return tuple(result)
+
+
+def _reshape(source: Sequence[str], target: Sequence[str], sizes: Sizes) -> Move:
+    """A Reshape with at most one size left to the operator: others are kept from the source, or known when it runs."""
+    values: list[int | str] = [_size(axis, sizes) for axis in target]
+    for index, axis in enumerate(target):
+        if values.count(-1) > 1 and values[index] == -1 and index < len(source) and source[index] == axis:
+            values[index] = 0
+    for index, axis in enumerate(target):
+        if values.count(-1) > 1 and values[index] == -1 and len(axis) == 1:
+            known = sizes[axis]
+            values[index] = axis if known is None else known
+    return Move("Reshape", tuple(values))
 
 
 def _significant(layout: str, sizes: Sizes) -> tuple[str, ...]:

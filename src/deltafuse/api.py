@@ -1,0 +1,286 @@
+"""The commands as functions: the same names, the same options, the reports as dataclasses. Light until one is called.
+
+Paths are text or `pathlib.Path`. Every function raises `UserError` for what the caller can mend, with a message that
+says how, and `InternalError` for a bug of ours. A report's ``exit`` is the exit code of the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from deltafuse.options import (
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT,
+    AttentionMode,
+    Boundary,
+    Form,
+    FuseOptions,
+    Level,
+    Operator,
+    Progress,
+    RecordMode,
+    SilentProgress,
+)
+
+if TYPE_CHECKING:
+    from deltafuse.lower import LowerReport
+    from deltafuse.match import FuseReport
+    from deltafuse.probing import Listing
+    from deltafuse.rollback import RollbackReport
+    from deltafuse.verify import VerifyReport
+
+__all__ = ["fuse", "inspect", "listing", "lower", "rollback", "verify"]
+
+AnyPath: TypeAlias = "str | PathLike[str]"
+
+
+def fuse(
+    model: AnyPath,
+    output: AnyPath | None = None,
+    *,
+    target: str = DEFAULT_TARGET,
+    form: Form | None = None,
+    op: Operator | None = None,
+    sites: Sequence[str] = (),
+    skip_sites: Sequence[str] = (),
+    rules: Sequence[str] = (),
+    patterns: Sequence[AnyPath] = (),
+    pin: bool = True,
+    pins: Mapping[str, int] | None = None,
+    boundary: Boundary | None = None,
+    signature: str | None = None,
+    allow_bf16_to_fp16: bool = False,
+    record: RecordMode = "embed",
+    keep_going: bool = False,
+    strict: bool = False,
+    dry_run: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    progress: Progress | None = None,
+) -> FuseReport:
+    """Finds the sites of a model, proves them and writes the fused model, as ``fuse MODEL -o OUT`` does.
+
+    The keywords are described at `FuseOptions`; `pins` is a mapping from symbol to size. The output is written where
+    the report's ``exit`` is 0; it is 3 where no site matched, 4 where some are refused.
+
+        >>> report = deltafuse.fuse("prefill.onnx", "prefill-fused.onnx", pins={"seq_len": 128})
+        >>> report.exit, [site.name for site in report.sites if site.status == "fused"]
+        (0, ['layers.0', 'layers.1'])
+    """
+    from deltafuse import pipeline
+
+    options = FuseOptions(
+        Path(model),
+        None if output is None else Path(output),
+        target=target,
+        form=form,
+        op=op,
+        sites=tuple(sites),
+        skip_sites=tuple(skip_sites),
+        rules=tuple(rules),
+        patterns=tuple(map(Path, patterns)),
+        pin=pin,
+        pins=tuple((pins or {}).items()),
+        boundary=boundary,
+        signature=signature,
+        allow_bf16_to_fp16=allow_bf16_to_fp16,
+        timeout=timeout,
+        record=record,
+        keep_going=keep_going,
+        strict=strict,
+        dry_run=dry_run,
+    )
+    return pipeline.fuse(options, progress or SilentProgress())
+
+
+def inspect(
+    model: AnyPath,
+    *,
+    target: str = DEFAULT_TARGET,
+    form: Form | None = None,
+    op: Operator | None = None,
+    sites: Sequence[str] = (),
+    skip_sites: Sequence[str] = (),
+    rules: Sequence[str] = (),
+    patterns: Sequence[AnyPath] = (),
+    pin: bool = True,
+    pins: Mapping[str, int] | None = None,
+    boundary: Boundary | None = None,
+    signature: str | None = None,
+    allow_bf16_to_fp16: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+    extract: AnyPath | None = None,
+    progress: Progress | None = None,
+) -> FuseReport:
+    """Shows the sites of a model and writes no model, as ``fuse inspect MODEL`` does; for its tables see `listing`.
+
+    The keywords are described at `FuseOptions`, the report is that of `fuse`.
+
+        >>> for site in deltafuse.inspect("decode.onnx").sites:
+        ...     print(site.name, site.status, site.op)
+        layers.0 match RecurrentGatedDeltaRule
+    """
+    from deltafuse import pipeline
+
+    options = FuseOptions(
+        Path(model),
+        None,
+        target=target,
+        form=form,
+        op=op,
+        sites=tuple(sites),
+        skip_sites=tuple(skip_sites),
+        rules=tuple(rules),
+        patterns=tuple(map(Path, patterns)),
+        pin=pin,
+        pins=tuple((pins or {}).items()),
+        boundary=boundary,
+        signature=signature,
+        allow_bf16_to_fp16=allow_bf16_to_fp16,
+        timeout=timeout,
+        extract=None if extract is None else Path(extract),
+    )
+    return pipeline.inspect(options, progress or SilentProgress())
+
+
+def listing(
+    model: AnyPath, *, tensors: str | None = None, nodes: str | None = None, ops: Sequence[str] = ()
+) -> Listing:
+    """Lists tensors, nodes and operators of any model, as ``fuse inspect MODEL --tensors --nodes --op`` does.
+
+    Nothing is run and no weight is read.
+
+    Example:
+        >>> for row in deltafuse.listing("decode.onnx", tensors="^past_").tensors:
+        ...     print(row.name, row.dtype, row.shape)
+        past_recurrent_states float32 (3, 'batch', 4, 16, 16)
+
+    Args:
+        model: the file to read.
+        tensors: regular expression that a tensor's name must match somewhere; "" for all, None for none.
+        nodes: the same for nodes.
+        ops: operators whose nodes are listed and counted, shell-style, e.g. ``Reduce*``.
+    """
+    from deltafuse import probing
+
+    return probing.listing(Path(model), tensors=tensors, nodes=nodes, ops=ops)
+
+
+def verify(
+    unfused: AnyPath,
+    fused: AnyPath,
+    *,
+    level: Level = "all",
+    inputs: AnyPath | None = None,
+    save_inputs: AnyPath | None = None,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Compares a fused model with the unfused one, as ``fuse verify UNFUSED FUSED`` does.
+
+    Example:
+        >>> deltafuse.verify("prefill.onnx", "prefill-fused.onnx", dims={"seq_len": 40}).exit
+        0
+
+    Args:
+        unfused: the model as exported.
+        fused: what fuse made of it.
+        level: ``site`` needs no weights, ``network`` runs both whole models too, ``all`` does so where it can.
+        inputs: npz with arrays for some or all inputs of the whole models.
+        save_inputs: npz to write the inputs to that were used.
+        seed: of the inputs that are drawn.
+        dims: sizes of axes of the inputs: symbol -> size.
+        timeout: seconds that one run may take.
+        memory: address space limit of a whole model's run, in bytes.
+        progress: told about stages.
+
+    Returns:
+        Exit 0 where all is equal, else 5.
+    """
+    from deltafuse.inputs import InputOptions
+    from deltafuse.verify import verify as run
+
+    options = InputOptions(
+        None if inputs is None else Path(inputs),
+        None if save_inputs is None else Path(save_inputs),
+        seed,
+        dict(dims or {}),
+    )
+    return run(
+        Path(unfused), Path(fused), level=level, inputs=options, seconds=timeout, memory=memory, progress=progress
+    )
+
+
+def rollback(
+    fused: AnyPath,
+    output: AnyPath,
+    *,
+    sites: Sequence[str] = (),
+    all_records: bool = False,
+    sidecar: AnyPath | None = None,
+    progress: Progress | None = None,
+) -> RollbackReport:
+    """Gives back the model that a fused one was made from, as ``fuse rollback FUSED -o MODEL`` does.
+
+    Example:
+        >>> deltafuse.rollback("prefill-fused.onnx", "prefill-back.onnx").mode
+        'bytes'
+
+    Args:
+        fused: the fused model; never written.
+        output: the file to write.
+        sites: shell-style patterns: restore only these; empty for all.
+        all_records: undo every fuse, not just the last.
+        sidecar: the record, where it was written beside the model.
+        progress: told about stages.
+
+    Returns:
+        What was restored and, in ``refused``, what could not be.
+    """
+    from deltafuse.rollback import rollback as run
+
+    shown = progress or SilentProgress()
+    shown.start("restoring")
+    return run(
+        Path(fused),
+        Path(output),
+        sites=tuple(sites) or None,
+        all_records=all_records,
+        sidecar=None if sidecar is None else Path(sidecar),
+        progress=shown.advance,
+    )
+
+
+def lower(
+    fused: AnyPath,
+    output: AnyPath,
+    *,
+    rounding: bool = True,
+    linear_attention: AttentionMode = "auto",
+    progress: Progress | None = None,
+) -> LowerReport:
+    """Writes a fused model with plain operators in place of the fused ones, as ``fuse lower FUSED -o RUNNABLE`` does.
+
+    Example:
+        >>> deltafuse.lower("decode-fused.onnx", "decode-runnable.onnx", rounding=False).exit
+        0
+        >>> session = onnxruntime.InferenceSession("decode-runnable.onnx")
+
+    Args:
+        fused: the fused model; never written.
+        output: the file to write.
+        rounding: round operands and results as the kernels do; else keep the unfused graph's own precision.
+        linear_attention: lower LinearAttention where the installed onnxruntime lacks it, always, or never.
+        progress: told about stages.
+
+    Returns:
+        Exit 0, or 3 where there is nothing to lower; then nothing is written.
+    """
+    from deltafuse.lower import lower as run
+
+    return run(Path(fused), Path(output), rounding=rounding, linear_attention=linear_attention, progress=progress)

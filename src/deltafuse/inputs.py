@@ -1,0 +1,197 @@
+"""Inputs to run a whole model on: sizes solved, values drawn as a real run would have them, or taken from a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, helper
+
+from deltafuse.dims import Dim, evaluate, symbols
+from deltafuse.errors import UserError
+from deltafuse.inputs_file import read_arrays
+from deltafuse.inputs_roles import InputRole, input_roles
+from deltafuse.inputs_sizes import SiteSizes, declared_names, solve_sizes, visited
+from deltafuse.shapes import Shapes
+from deltafuse.wire import Model
+
+Array = npt.NDArray[np.generic]
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
+_INTEGERS = frozenset({
+    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What the user says about inputs.
+
+    Attributes:
+        path: an npz with arrays for some or all inputs, by their names.
+        save: where to write the inputs that are used, as an npz.
+        seed: of the numbers that are drawn.
+        dims: symbol of an input's axis -> size.
+    """
+
+    path: Path | None = None
+    save: Path | None = None
+    seed: int = 0
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One array for each input.
+
+    Attributes:
+        arrays: by name, in the order of the graph.
+        sizes: symbol -> size.
+        roles: what each input was taken for.
+        given: names of the inputs whose arrays come from the user's file.
+    """
+
+    arrays: Mapping[str, Array]
+    sizes: Mapping[str, int]
+    roles: Mapping[str, InputRole]
+    given: tuple[str, ...]
+
+
+def make_inputs(
+    model: Model, kinds: bytearray, sites: Sequence[SiteSizes], states: dict[str, int], options: InputOptions
+) -> Inputs:
+    """Draws what the user does not give.
+
+    Args:
+        model: the fused file, whose pinned axes are numbers.
+        kinds: of its values, see `deltafuse.classes.classify`.
+        sites: what its sites say about sizes.
+        states: value that is a site's state -> key head size.
+        options: what the user says.
+
+    Raises:
+        UserError: the file of inputs does not fit, an input is of a kind that cannot be drawn, or no sizes fit.
+    """
+    shapes = visited(Shapes(model))
+    graph = model.graph
+    names = [graph.name(value) for value in graph.inputs]
+    arrays = {} if options.path is None else _given(shapes, options.path)
+    sizes = solve_sizes(shapes, sites, options.dims, {name: array.shape for name, array in arrays.items()})
+    roles = input_roles(shapes, kinds, states)
+    drawer = _Drawer(shapes, roles, sizes, options, arrays)
+    return Inputs({name: drawer.array(name) for name in names}, sizes, roles, tuple(arrays))
+
+
+def _given(shapes: Shapes, path: Path) -> dict[str, Array]:
+    """The arrays of a file that are inputs; others (expected outputs) are left."""
+    graph = shapes.graph
+    found = read_arrays(path)
+    arrays = {name: found[name] for name in map(graph.name, graph.inputs) if name in found}
+    if not arrays:
+        wanted = ", ".join(map(graph.name, graph.inputs))
+        raise UserError("inputs-unknown", f"{path} has no array for any input; name them after these: {wanted}")
+    for name, array in arrays.items():
+        wanted = helper.tensor_dtype_to_np_dtype(shapes.dtype(graph.find(name) or 0) or 0)
+        if array.dtype != wanted:
+            raise UserError("inputs-type", f"{name} in {path} is {array.dtype}, the model takes {wanted}: convert it")
+    return arrays
+
+
+class _Drawer:
+    """Draws arrays one by one; what an input is filled with does not depend on the others that are drawn."""
+
+    def __init__(
+        self,
+        shapes: Shapes,
+        roles: Mapping[str, InputRole],
+        sizes: Mapping[str, int],
+        options: InputOptions,
+        given: Mapping[str, Array],
+    ) -> None:
+        self._shapes = shapes
+        self._roles = roles
+        self._options = options
+        self._given = given
+        names = declared_names(shapes)
+        self._numbers = {names[name]: size for name, size in sizes.items()}
+
+    def array(self, name: str) -> Array:
+        """The array for one input."""
+        if name in self._given:
+            return self._given[name]
+        dtype = self._shapes.dtype(self._shapes.graph.find(name) or 0) or 0
+        shape, role = self._shape(name), self._roles[name]
+        rng = np.random.default_rng([self._options.seed, *name.encode()])
+        if dtype == TensorProto.BOOL:
+            return np.ones(shape, np.bool_)
+        if dtype in _INTEGERS:
+            numbers = self._integers(rng, shape, role)
+        elif dtype in _FLOATS:
+            numbers = np.zeros(shape) if role.role == "mask" else rng.standard_normal(shape) * _deviation(role)
+        else:
+            kind = TensorProto.DataType.Name(dtype)
+            raise UserError("inputs-type", f"the input {name} is of type {kind}, for which no values are drawn: "
+                            "give arrays with --inputs")  # fmt: skip
+        return numbers.astype(helper.tensor_dtype_to_np_dtype(dtype))
+
+    def _dims(self, name: str) -> tuple[Dim, ...]:
+        shape = self._shapes.shape(self._shapes.graph.find(name) or 0)
+        if shape is None:
+            raise UserError("inputs-rank", f"the input {name} declares no shape: give an array with --inputs")
+        return shape
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(evaluate(dim, self._numbers) for dim in self._dims(name))
+
+    def _integers(self, rng: np.random.Generator, shape: tuple[int, ...], role: InputRole) -> npt.NDArray[np.int64]:
+        if role.role == "ids":
+            return self._ids(rng, shape, role)
+        if role.role == "positions":
+            steps = np.arange(shape[-1] if shape else 1) + self._past(shape[-1] if shape else 1)
+            steps = np.minimum(steps, role.rows - 1) if role.rows else steps
+            return np.broadcast_to(steps if shape else steps[0], shape)
+        return np.ones(shape, np.int64)
+
+    def _ids(self, rng: np.random.Generator, shape: tuple[int, ...], role: InputRole) -> npt.NDArray[np.int64]:
+        rows = np.setdiff1d(np.arange(role.rows), role.marks)
+        ids = rng.choice(rows if len(rows) else np.arange(role.rows), math.prod(shape)).astype(np.int64)
+        count = self._image_rows()
+        if count and role.marks:
+            if count > ids.size:
+                raise UserError("inputs-image", f"{count} image rows do not fit into {ids.size} tokens: "
+                                "give fewer of them, or more tokens with --dim")  # fmt: skip
+            # Behind the first token where there is room, as a prompt has it.
+            start = min(1, ids.size - count)
+            ids[start : start + count] = role.marks[0]
+        return np.reshape(ids, shape)
+
+    def _image_rows(self) -> int:
+        """How many image rows the user asks for."""
+        names = declared_names(self._shapes)
+        asked = {names[name] for name in self._options.dims}
+        for name, role in self._roles.items():
+            own = self._dims(name)[0] if role.role == "image" else 0
+            if name in self._given and role.role == "image":
+                return self._given[name].shape[0]
+            if symbols(own) & asked:
+                return evaluate(own, self._numbers)
+        return 0
+
+    def _past(self, step: int) -> int:
+        """Tokens that came before: what the mask has more, else the length of a cache."""
+        masks = [name for name, role in self._roles.items() if role.role == "mask" and len(self._dims(name)) == 2]
+        lengths = [self._shape(name)[1] - step for name in masks]
+        for name, role in self._roles.items():
+            if role.role == "other" and not masks and len(self._dims(name)) >= 4:
+                lengths += [evaluate(dim, self._numbers) for dim in self._dims(name)[2:] if not isinstance(dim, int)]
+        return max([0, *lengths])
+
+
+def _deviation(role: InputRole) -> float:
+    """Standard deviation: entries of a state are sums of values times keys of norm one, spread over the key axis."""
+    return 1 / math.sqrt(role.key_dim) if role.key_dim else 1.0

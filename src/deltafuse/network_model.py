@@ -1,0 +1,109 @@
+"""A model as onnxruntime can run it: fused nodes lowered, weights left where they are."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltafuse.errors import UserError
+from deltafuse.external import data_files, external_tensors
+from deltafuse.lower import lower
+from deltafuse.lowering import fused_type
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.wire import Model
+
+TEXTS.update(
+    {
+        "network-data-missing": "{path}: {error}",
+        "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte {end} "
+        "in it: copy the file again",
+        "network-foreign-operator": "{path} has {count} Custom nodes that are none of ours (the first: {node}), which "
+        "onnxruntime cannot run",
+        "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """What a session is opened on.
+
+    Attributes:
+        path: the model file.
+        size: bytes of model and weights.
+    """
+
+    path: Path
+    size: int
+
+
+#: What may have to be lowered.
+_LOWERED = frozenset({"Custom", "LinearAttention"})
+
+
+def obstacle(model: Model) -> Reason | None:
+    """Why a model cannot be run at all, None where nothing speaks against it."""
+    foreign = list(_foreign(model))
+    if foreign:
+        at = {"path": model.path, "count": len(foreign), "node": foreign[0]}
+        return Reason("network-foreign-operator", at)
+    try:
+        files = data_files(model)
+    except UserError as error:
+        return Reason("network-data-missing", {"path": model.path, "error": str(error)})
+    missing = [str(path) for path in files.values() if not path.is_file()]
+    if missing:
+        text = f"the external data file {missing[0]} is missing: put the weights beside the model"
+        return Reason("network-data-missing", {"path": model.path, "error": text})
+    return _short(model, files)
+
+
+def _foreign(model: Model) -> Iterator[str]:
+    graph = model.graph
+    for node, op in enumerate(graph.op):
+        if op == "Custom" and not graph.domain[node] and not fused_type(graph.node(node)):
+            yield graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+
+
+def _short(model: Model, files: dict[str, Path]) -> Reason | None:
+    for head in external_tensors(model):
+        file = files[head.external.get("location", "")]
+        end = int(head.external.get("offset") or 0) + int(head.external.get("length") or 0)
+        size = file.stat().st_size
+        if end > size:
+            return Reason("network-data-short", {"path": model.path, "file": file, "size": size, "end": end})
+    return None
+
+
+@contextmanager
+def runnable(model: Model, folder: Path) -> Generator[Runnable | Reason]:
+    """The model itself where onnxruntime knows all of it, else a lowered copy that is removed when the block ends.
+
+    A copy whose weights lie outside stands beside them for that time, so that they are found and stay where they are.
+
+    Args:
+        model: the scanned file; see `obstacle`.
+        folder: where to write a copy that holds its weights.
+    """
+    files = data_files(model)
+    size = len(model.data) + sum(path.stat().st_size for path in files.values())
+    if not _LOWERED & set(model.graph.op):
+        yield Runnable(model.path, size)
+        return
+    name = f".{model.path.name[:100]}.{secrets.token_hex(6)}.lowered.onnx"
+    copy = (model.path.parent if files else folder) / name
+    try:
+        yield _lowered(model, copy, size)
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def _lowered(model: Model, copy: Path, size: int) -> Runnable | Reason:
+    try:
+        report = lower(model.path, copy)
+    except UserError as error:
+        return Reason("network-not-lowered", {"path": model.path, "error": str(error)})
+    return Runnable(model.path if report.output is None else copy, size)

@@ -1,0 +1,220 @@
+"""The nodes that replace a site on Ascend: layout, casts, norm and the Custom node of the contract.
+
+The Custom node is what torch's ``graph.op("Custom", ...)`` writes (domain ""). Three places must agree on the type of
+the boundary or the converter mis-allocates: ``output_types``, ``dtype`` and the declared type of both outputs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from deltafuse.layouts import axes
+from deltafuse.match import Match, Plan, Role
+from deltafuse.targets.base import Case
+from deltafuse.targets.emit import Attribute, Emitter, annotate, custom_properties, operand, properties, result
+from deltafuse.targets.layout import Sizes, moves
+from deltafuse.targets.profile import Operator
+
+_FLOAT, _FLOAT16, _INT32 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16), int(TensorProto.INT32)
+#: MindSpore's TypeId of an element type, the value of ``output_types``.
+MINDSPORE_TYPES = {_FLOAT16: 42, _FLOAT: 43, int(TensorProto.BFLOAT16): 45}
+_NAMES = {_FLOAT16: "float16", int(TensorProto.BFLOAT16): "bfloat16"}
+
+
+def plan(match: Match, operator: Operator, case: Case) -> Plan:
+    """The nodes that replace a site that is within the operator's limits.
+
+    Operands are [T, H, D] with the batch at one.
+
+    Args:
+        match: the site.
+        operator: what to call.
+        case: token count, type of the boundary, options.
+    """
+    emitter = Emitter(f"{match.name}/{match.rule}", properties(match))
+    feeds = _operands(emitter, match, operator, case)
+    feeds["state"] = _state(emitter, match, operator, case, feeds["beta"])
+    feeds |= _lengths(emitter, operator, case, feeds["query"])
+    outputs = [emitter.name("out"), emitter.name("final_state")]
+    inputs = [feeds[operator.inputs[port].role] for port in operator.fed()]
+    emitter.node("Custom", operator.op, inputs, _attributes(match, operator, case), outputs)
+    value_sizes = _sizes(match, "value", case.tokens)
+    result(emitter, "out", outputs[0], match.out, "THD", value_sizes, case.boundary)
+    if match.final_state is not None:
+        result(emitter, "final_state", outputs[1], match.final_state, "BHVK", value_sizes, case.boundary)
+    nodes = emitter.finish()
+    for node in nodes:
+        if node.op_type == "Custom":
+            annotate(node, custom_properties(match))
+    return Plan(match, operator.op, nodes, _value_info(match, case, outputs), _pins(match, case), _notes(match, case))
+
+
+def _operands(emitter: Emitter, match: Match, operator: Operator, case: Case) -> dict[str, str]:
+    found: dict[str, str] = {}
+    norms = {"query": match.query_norm, "key": match.key_norm}
+    for name in ("query", "key", "value", "beta", "g"):
+        port = operator.port(name)
+        if port is not None:
+            sizes = _sizes(match, "key" if name in norms else "value", case.tokens)
+            dtype = port.dtypes[0] if port.dtypes else case.boundary
+            role: Role = getattr(match, name)
+            found[name] = operand(emitter, name, role, port.layout, sizes, norms.get(name), dtype)
+    return found
+
+
+def _state(emitter: Emitter, match: Match, operator: Operator, case: Case, beta: str) -> str:
+    """The initial state [1, Nv, Dv, Dk]; where it is overwritten in place, the output of a node that nothing else reads.
+
+    Such an operand must own its memory: a graph input, a constant or a view of one (Reshape) would be changed for
+    whoever reads it next. A Cast or a Transpose that moves data makes such memory.
+    """
+    dims, port = match.dims, operator.port("state")
+    in_place = port is not None and port.fresh
+    if match.state is None:
+        return _fresh_zero(emitter, match, case, beta) if in_place else _zero(emitter, match, case)
+    sizes = _sizes(match, "value", case.tokens)
+    state = operand(emitter, "state", match.state, "BHVK", sizes, None, case.boundary)
+    steps = moves(match.state.layout, "BHVK", sizes)
+    fresh = match.state.dtype != case.boundary or any(step.op == "Transpose" for step in steps)
+    if fresh or not in_place:
+        return state
+    # A copy that no converter takes out: adding zero, multiplying by one and Identity are all simplified away (by
+    # onnxruntime, onnxoptimizer and MindSpore Lite alike), a Gather of every index in order is not looked into, unless
+    # its axis has size one.
+    axis, size = (1, dims.value_heads) if dims.value_heads > 1 else (2, dims.value_dim)
+    every = emitter.constant("state/every_index", np.arange(size, dtype=np.int64))
+    return emitter.node("Gather", "state/copy", (state, every), {"axis": axis})
+
+
+def _zero(emitter: Emitter, match: Match, case: Case) -> str:
+    shape = (1, match.dims.value_heads, match.dims.value_dim, match.dims.key_dim)
+    if case.boundary == _FLOAT16:
+        return emitter.constant("state/zero", np.zeros(shape, np.float16))
+    # numpy has no bfloat16 of its own
+    return emitter.cast("state/zero_cast", emitter.constant("state/zero", np.zeros(shape, np.float32)), _FLOAT,
+                        case.boundary)  # fmt: skip
+
+
+def _fresh_zero(emitter: Emitter, match: Match, case: Case, beta: str) -> str:
+    """Zeros that are computed from data.
+
+    What is computed from constants alone is folded into a constant, which the first call would overwrite for all later
+    ones. So the zeros come from data: the first token's beta, which a sigmoid keeps finite.
+    """
+    dims, first = match.dims, beta
+    if case.tokens != 1:
+        bounds = [emitter.constant(f"state/{value}", np.array([value], np.int64)) for value in (0, 1)]
+        first = emitter.node("Slice", "state/first_beta", (beta, bounds[0], bounds[1], bounds[0]))
+    shape = emitter.constant("state/heads_shape", np.array([1, dims.value_heads, 1, 1], np.int64))
+    column = emitter.node("Reshape", "state/heads", (first, shape))
+    half = case.boundary == _FLOAT16
+    column = column if half else emitter.cast("state/heads_cast", column, case.boundary, _FLOAT)
+    zeros = np.zeros((1, 1, dims.value_dim, dims.key_dim), np.float16 if half else np.float32)
+    product = emitter.node("Mul", "state/fresh_zero", (column, emitter.constant("state/zero", zeros)))
+    return product if half else emitter.cast("state/fresh_zero_cast", product, _FLOAT, case.boundary)
+
+
+def _lengths(emitter: Emitter, operator: Operator, case: Case, query: str) -> dict[str, str]:
+    """Where each sequence lies in the token axis: one sequence, all of it."""
+    found: dict[str, str] = {}
+    lengths, offsets = operator.port("lengths"), operator.port("offsets")
+    if lengths is not None and lengths.constant:
+        assert case.tokens is not None, "a limit of the operator"
+        found["lengths"] = emitter.constant("lengths", np.array([case.tokens], np.int32))
+    elif lengths is not None:
+        one = emitter.constant("lengths/1", np.array([1], np.int64))
+        found["lengths"] = emitter.node("Expand", "lengths/expand", (_count(emitter, query), one))
+    if offsets is not None:
+        first = emitter.constant("lengths/first", np.zeros(1, np.int32))
+        found["offsets"] = emitter.node("Concat", "lengths/offsets", (first, _count(emitter, query)), {"axis": 0})
+    slots = operator.port("slots")
+    if slots is not None:
+        count = 1 if slots.layout == "B" else case.tokens
+        assert count is not None, "a limit of the operator"
+        found["slots"] = emitter.constant("slots", np.zeros(count, np.int32))
+    if operator.port("accepted") is not None:
+        # The state is read at slot indices[accepted - 1]; the indices are all zero, so 1 is as good as any count.
+        found["accepted"] = emitter.constant("accepted", np.array([1], np.int32))
+    return found
+
+
+def _count(emitter: Emitter, query: str) -> str:
+    """The token count [1] int32, from the query's shape."""
+    zero, one = (emitter.constant(f"lengths/{value}", np.array([value], np.int64)) for value in (0, 1))
+    shape = emitter.node("Shape", "lengths/query_shape", (query,))
+    count = emitter.node("Slice", "lengths/tokens", (shape, zero, one))
+    return emitter.node("Cast", "lengths/cast", (count,), {"to": _INT32})
+
+
+def _attributes(match: Match, operator: Operator, case: Case) -> dict[str, Attribute]:
+    dims, typed = match.dims, MINDSPORE_TYPES[case.boundary]
+    derived: dict[str, Attribute] = {
+        "input_index": list(operator.fed()),
+        "scale_value": float(np.float32(match.scale)),
+        "dtype": case.boundary,
+        "output_types": [typed, typed],
+        "outputs_shape": outputs_shape(dims.value_heads, dims.value_dim, dims.key_dim),
+    }
+    return {
+        rule.name: derived[rule.name] if rule.value is None else rule.value
+        for rule in operator.attributes
+        if rule.written
+    }
+
+
+def outputs_shape(value_heads: int, value_dim: int, key_dim: int) -> str:
+    """Both result shapes as one flat string, each after its rank: tokens and slots are -1."""
+    shapes = ((-1, value_heads, value_dim), (-1, value_heads, value_dim, key_dim))
+    return "".join(f"{number}," for shape in shapes for number in (len(shape), *shape))
+
+
+def _sizes(match: Match, heads_of: str, tokens: int | None) -> Sizes:
+    dims = match.dims
+    heads, size = (dims.key_heads, dims.key_dim) if heads_of == "key" else (dims.value_heads, dims.value_dim)
+    return {"B": 1, "T": tokens, "H": heads, "D": size, "K": dims.key_dim, "V": dims.value_dim, "1": 1}
+
+
+def _value_info(match: Match, case: Case, outputs: list[str]) -> tuple[onnx.ValueInfoProto, ...]:
+    dims = match.dims
+    count = str(dims.tokens) if case.tokens is None else case.tokens
+    shapes = (
+        (count, dims.value_heads, dims.value_dim),
+        (1, dims.value_heads, dims.value_dim, dims.key_dim),
+    )
+    return tuple(
+        helper.make_tensor_value_info(name, case.boundary, shape) for name, shape in zip(outputs, shapes, strict=True)
+    )
+
+
+def _pins(match: Match, case: Case) -> tuple[tuple[int, int, int], ...]:
+    if not case.options.pin:
+        return ()
+    roles = (*match.operands(), *match.results())
+    pins = [pin for role in roles for pin in _axis_pins(match, role, "B", 1)]
+    valid = match.valid_tokens
+    if not isinstance(match.dims.tokens, int) and valid is not None and valid.low == valid.high:
+        pins += [pin for role in roles for pin in _axis_pins(match, role, "T", valid.low)]
+    return tuple(pins)
+
+
+def _axis_pins(match: Match, role: Role, letter: str, size: int) -> list[tuple[int, int, int]]:
+    # A merged axis of known other sizes, such as (BH), is pinned to the product.
+    sizes = _sizes(match, "key" if role in (match.query, match.key) else "value", None)
+    found: list[tuple[int, int, int]] = []
+    for index, axis in enumerate(axes(role.layout)):
+        others = [sizes[other] for other in axis if other != letter]
+        if letter in axis and None not in others:
+            found.append((role.value, index, size * int(np.prod([other or 1 for other in others], dtype=np.int64))))
+    return found
+
+
+def _notes(match: Match, case: Case) -> tuple[str, ...]:
+    rounded = [name for name, dtype in case.dtypes.items() if dtype != case.boundary]
+    rounded = [name for name in rounded if name not in ("out", "final_state")]
+    typed = _NAMES[case.boundary]
+    notes = [f"{typed}_boundary: {', '.join(rounded)} rounded to {typed}"] if rounded else []
+    if not case.options.pin and not isinstance(match.dims.batch, int):
+        notes.append(f"batch_one_assumed: the axis {match.dims.batch} stays in the file but must be 1")
+    return tuple(notes)

@@ -1,0 +1,35 @@
+"""Ports and attributes of LinearAttention, which two domains have in common."""
+
+from __future__ import annotations
+
+from onnx import AttributeProto
+
+from deltafuse.targets.profile import BFLOAT16, FLOAT, FLOAT16, AttributeRule, Operator, Port
+
+_INT = int(AttributeProto.INT)
+_ANY = (FLOAT, FLOAT16, BFLOAT16)
+
+INPUTS = (
+    Port("query", "BT(HD)", "query"),
+    Port("key", "BT(HD)", "key"),
+    Port("value", "BT(HD)", "value"),
+    Port("past_state", "BHKV", "state", _ANY, optional=True),
+    Port("decay", "BTH", "g"),
+    Port("beta", "BTH", "beta"),
+)
+OUTPUTS = (Port("output", "BT(HD)", "out"), Port("present_state", "BHKV", "final_state", _ANY))
+ATTRIBUTES = (
+    AttributeRule("q_num_heads", _INT),
+    AttributeRule("kv_num_heads", _INT),
+    AttributeRule("update_rule", int(AttributeProto.STRING), "gated_delta", required=False),
+    AttributeRule("scale", int(AttributeProto.FLOAT)),
+    # A tuning hint; it does not change the result.
+    AttributeRule("chunk_size", _INT, required=False, written=False),
+)
+
+
+def operator(domain: str, signature: str) -> Operator:
+    """LinearAttention of one domain."""
+    return Operator(
+        "LinearAttention", "", signature, "LinearAttention", domain, INPUTS, OUTPUTS, ATTRIBUTES
+    )

@@ -1,0 +1,262 @@
+"""A target as data: signatures, limits, attributes, runtimes. A user's own target is a file that defines ``PROFILE``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from onnx import TensorProto
+
+from deltafuse.errors import UserError
+from deltafuse.match import Match, Plan, Role
+from deltafuse.reasons import Reason
+from deltafuse.targets.base import Case, Limit, TargetOptions
+from deltafuse.targets.emit import Attribute
+
+FLOAT, FLOAT16, BFLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)
+INT32 = int(TensorProto.INT32)
+#: How element types are written on the command line.
+BOUNDARIES = {"fp16": FLOAT16, "bf16": BFLOAT16, "fp32": FLOAT}
+_ROLES = ("query", "key", "value", "beta", "state", "out", "final_state")
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of an operator.
+
+    Attributes:
+        name: as the operator calls it.
+        layout: one letter an axis, merged axes in brackets (see `deltafuse.match.Role`).
+        role: what feeds it: a role of `deltafuse.match.Match`, or ``lengths``, ``offsets``, ``slots``, ``accepted``;
+            "" for a port that is never fed.
+        dtypes: element types it takes; empty for the type of the boundary.
+        optional: whether the operator runs without it.
+        constant: whether it must be a constant of the file.
+        fresh: whether it is overwritten in place, so that it must be a node's own output with no other reader.
+    """
+
+    name: str
+    layout: str
+    role: str
+    dtypes: tuple[int, ...] = ()
+    optional: bool = False
+    constant: bool = False
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class AttributeRule:
+    """One attribute of an operator's node.
+
+    Attributes:
+        kind: ``onnx.AttributeProto`` type.
+        value: the only legal value; None where it follows from the node or is free.
+        required: whether the node is wrong without it.
+        written: whether an emitted node has it.
+    """
+
+    name: str
+    kind: int
+    value: Attribute | None = None
+    required: bool = True
+    written: bool = True
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One signature of one operator.
+
+    Attributes:
+        op: name of the operator, as the report shows it.
+        short: what ``--op`` calls it, "" where it is the only one.
+        signature: version of the signature, as ``--signature`` calls it.
+        op_type, domain: of the node.
+        inputs, outputs: ports, in the operator's order.
+        attributes: in the order they are written.
+        limits: those of this operator alone.
+    """
+
+    op: str
+    short: str
+    signature: str
+    op_type: str
+    domain: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attributes: tuple[AttributeRule, ...]
+    limits: tuple[Limit, ...] = ()
+
+    def fed(self) -> tuple[int, ...]:
+        """Indices of the inputs that an emitted node feeds."""
+        return tuple(index for index, port in enumerate(self.inputs) if port.role)
+
+    def port(self, role: str) -> Port | None:
+        """The input that a role feeds."""
+        return next((port for port in self.inputs if port.role == role), None)
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A package the fused file needs to run, and from which version on."""
+
+    package: str
+    version: str
+    mark: str
+    fact: str
+
+
+@dataclass(frozen=True)
+class LintRules:
+    """What ``fuse lint`` looks at beside each node's signature and limits.
+
+    Attributes:
+        forbidden_ops: operators that stop the target's converter wherever they stand.
+        own_data: external data names are local to a graph: no two graphs of one folder may share one.
+        value_info_type: whether a declared type of a result must be the boundary's.
+    """
+
+    forbidden_ops: tuple[str, ...] = ()
+    own_data: bool = False
+    value_info_type: bool = True
+
+
+#: Writes the nodes of a site that is within the limits.
+Emit = Callable[[Match, Operator, Case], Plan]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One target.
+
+    Attributes:
+        name: as given to ``--target``.
+        title: one line for people.
+        operators: signatures, the preferred operator first; the first signature of an operator is its newest.
+        shared: limits of all operators.
+        boundaries: element types the operands may have; the first is taken where the graph's is none of them.
+        emit: writes the nodes.
+        opset: domain and least version of the opset import the nodes need.
+        requires: packages that run the fused file.
+        lint: further rules.
+    """
+
+    name: str
+    title: str
+    operators: tuple[Operator, ...]
+    shared: tuple[Limit, ...]
+    boundaries: tuple[int, ...]
+    emit: Emit
+    opset: tuple[str, int] | None = None
+    requires: tuple[Requirement, ...] = ()
+    lint: LintRules = field(default_factory=LintRules)
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """All limits of all operators, each once."""
+        own = [limit for operator in self.operators for limit in operator.limits]
+        return tuple(dict.fromkeys((*self.shared, *own)))
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """All versions of signatures, the newest first."""
+        return tuple(dict.fromkeys(operator.signature for operator in self.operators))
+
+    def choose(self, match: Match, options: TargetOptions) -> str | Reason:
+        """The first operator whose limits hold, else the limit that forbids the last one."""
+        chosen = self._operator(match, options)
+        return chosen if isinstance(chosen, Reason) else chosen.op
+
+    def plan(self, match: Match, options: TargetOptions) -> Plan | Reason:
+        """The nodes that replace a site.
+
+        Raises:
+            UserError: ``option``: an option names what this target does not have.
+        """
+        operator = self._operator(match, options)
+        if isinstance(operator, Reason):
+            return operator
+        return self.emit(match, operator, self.case(match, options))
+
+    def case(self, match: Match, options: TargetOptions) -> Case:
+        """What the limits look at."""
+        dims = match.dims
+        return Case(
+            batch=dims.batch,
+            tokens=literal_tokens(match, options),
+            tokens_text=str(dims.tokens),
+            key_heads=dims.key_heads,
+            value_heads=dims.value_heads,
+            key_dim=dims.key_dim,
+            value_dim=dims.value_dim,
+            dtypes={name: role.dtype for name, role in _boundary_roles(match)},
+            per_channel=bool(set(match.g.layout) & set("KD")),
+            boundary=self._boundary(match, options),
+            options=options,
+        )
+
+    def _operator(self, match: Match, options: TargetOptions) -> Operator | Reason:
+        case = self.case(match, options)
+        reason = broken(self.shared, case)
+        for operator in () if reason is not None else self.candidates(options):
+            reason = broken(operator.limits, case)
+            if reason is None:
+                return operator
+        if reason is None:
+            raise UserError("option", f"target {self.name} has no operator for this site")
+        return reason
+
+    def candidates(self, options: TargetOptions) -> tuple[Operator, ...]:
+        """The operators that the options leave, one signature each.
+
+        Raises:
+            UserError: ``option``.
+        """
+        if options.signature is not None and options.signature not in self.signatures:
+            known = ", ".join(self.signatures)
+            raise UserError("option", f"target {self.name} has no signature {options.signature!r}; give one of: {known}")
+        wanted = {operator.op: operator for operator in reversed(self.operators)}
+        if options.signature is not None:
+            wanted |= {one.op: one for one in self.operators if one.signature == options.signature}
+        left = tuple(one for one in wanted.values() if options.op in (None, one.short))
+        if not left:
+            raise UserError("option", f"target {self.name} has no operator {options.op!r}; leave --op out")
+        order = [operator.op for operator in self.operators]
+        return tuple(sorted(left, key=lambda one: order.index(one.op)))
+
+    def _boundary(self, match: Match, options: TargetOptions) -> int:
+        if options.boundary is None:
+            return match.value.dtype if match.value.dtype in self.boundaries else self.boundaries[0]
+        wanted = BOUNDARIES[options.boundary]
+        if wanted not in self.boundaries:
+            known = ", ".join(name for name, dtype in BOUNDARIES.items() if dtype in self.boundaries)
+            raise UserError("option", f"target {self.name} takes no {options.boundary}; give --boundary {known}")
+        return wanted
+
+
+def broken(limits: tuple[Limit, ...], case: Case) -> Reason | None:
+    """The first limit that a case is beyond."""
+    reasons = (limit.check(case) for limit in limits)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def literal_tokens(match: Match, options: TargetOptions) -> int | None:
+    """The token count that is a literal in the output file, None where it stays symbolic."""
+    if isinstance(match.dims.tokens, int):
+        return match.dims.tokens
+    if options.tokens is not None:
+        return options.tokens
+    valid = match.valid_tokens
+    # A graph that is right for one size only gets that size written in.
+    return valid.low if options.pin and valid is not None and valid.low == valid.high else None
+
+
+def with_boundary(ports: tuple[Port, ...], dtype: int) -> tuple[Port, ...]:
+    """Ports whose type is the boundary's, with it written out."""
+    return tuple(port if port.dtypes else replace(port, dtypes=(dtype,)) for port in ports)
+
+
+def _boundary_roles(match: Match) -> Iterator[tuple[str, Role]]:
+    for name in _ROLES:
+        role = getattr(match, name)
+        if isinstance(role, Role):
+            yield name, role
