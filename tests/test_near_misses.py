@@ -294,3 +294,18 @@ def test_a_clamp_on_an_inner_value_says_piecewise(place: str, tmp_path: Path) ->
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
     assert (report.exit, graphs.codes(report)) == (3, ["piecewise"])
     assert "guard/Clip" in report.sites[0].reason.text
+
+
+@pytest.mark.parametrize("place", ["state", "mul_4", "sum_3", "mul_6", "final_state", "sum_4"])
+def test_a_draw_that_overflows_is_no_excuse(place: str, tmp_path: Path) -> None:
+    # Nothing below 100, a difference above it, and no number at all where large values are drawn.
+    base = onnx.load(export("rec_dy18").path)
+    model = graphs.insert(base, place, guarded.guard("exp", 100.0))
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
+    if report.exit == 0:
+        unfused, fused = graphs.double(model), graphs.lowered_double(onnx.load(tmp_path / "out.onnx"), report)
+        feeds = graphs.wide_feeds(base, 1, large=60.0)
+        assert graphs.difference(graphs.double(base), unfused, feeds) > SAME
+        assert graphs.difference(fused, unfused, feeds) < SAME
+    else:
+        assert report.exit == 3

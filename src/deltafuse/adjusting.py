@@ -24,10 +24,9 @@ class Adjustments:
 def adjust(
     model: Model,
     shapes: Shapes,
-    plans: Sequence[Plan],
+    dead: Collection[int],
     opset: tuple[str, int] | None,
-    *,
-    pinned: bool,
+    seeds: Sequence[tuple[int, int, int]],
     extra: Mapping[str, int],
 ) -> Adjustments | Reason:
     """Works out what must change outside of the sites.
@@ -35,24 +34,16 @@ def adjust(
     Args:
         model: in topological order.
         shapes: its engine.
-        plans: the sites to fuse.
+        dead: nodes that go.
         opset: domain and least version that the new nodes need.
-        pinned: whether the axes that the plans want fixed are fixed.
+        seeds: (value, axis, size): axes that the new nodes need to be one size.
         extra: further axes to fix, as a user asks for.
     """
-    dead = frozenset(node for plan in plans for node in plan.match.nodes)
     opsets = Raised() if opset is None else raised(model, *opset, dead)
     if isinstance(opsets, Reason):
         return opsets
-    pins = _pins(model, shapes, plans, dead, pinned, extra)
+    pins = pin(model.graph, shapes, seeds, dead, extra) if seeds or extra else None
     return pins if isinstance(pins, Reason) else Adjustments(pins, opsets)
-
-
-def _pins(
-    model: Model, shapes: Shapes, plans: Sequence[Plan], dead: Collection[int], pinned: bool, extra: Mapping[str, int]
-) -> PinPlan | Reason | None:
-    seeds = tuple(seed for plan in plans for seed in plan.pins) if pinned else ()
-    return pin(model.graph, shapes, seeds, dead, extra) if seeds or extra else None
 
 
 def adapted(plan: Plan, opsets: Raised) -> Plan | Reason:

@@ -12,11 +12,13 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from deltafuse.dims import Dim, evaluate, symbols
+from deltafuse.draws import DRAWS
 from deltafuse.errors import UserError
 from deltafuse.inputs_file import read_arrays
 from deltafuse.inputs_roles import InputRole, input_roles
 from deltafuse.inputs_sizes import SiteSizes, declared_names, solve_sizes, visited
 from deltafuse.shapes import Shapes
+from deltafuse.verify_feeds import Input, Part, draw
 from deltafuse.wire import Model
 
 Array = npt.NDArray[np.generic]
@@ -63,7 +65,7 @@ class Inputs:
 
 
 def make_inputs(
-    model: Model, kinds: bytearray, sites: Sequence[SiteSizes], states: dict[str, int], options: InputOptions
+    model: Model, kinds: bytearray, sites: Sequence[SiteSizes], parts: Mapping[str, Part], options: InputOptions
 ) -> Inputs:
     """Draws what the user does not give.
 
@@ -71,7 +73,7 @@ def make_inputs(
         model: the fused file, whose pinned axes are numbers.
         kinds: of its values, see `deltafuse.classes.classify`.
         sites: what its sites say about sizes.
-        states: value that is a site's state -> key head size.
+        parts: value that a fused site reads -> which operand of it.
         options: what the user says.
 
     Raises:
@@ -82,8 +84,9 @@ def make_inputs(
     names = [graph.name(value) for value in graph.inputs]
     arrays = {} if options.path is None else _given(shapes, options.path)
     sizes = solve_sizes(shapes, sites, options.dims, {name: array.shape for name, array in arrays.items()})
-    roles = input_roles(shapes, kinds, states)
-    drawer = _Drawer(shapes, roles, sizes, options, arrays)
+    roles = input_roles(shapes, kinds, parts)
+    tokens = sites[0].tokens if sites else 1
+    drawer = _Drawer(shapes, roles, sizes, options, arrays, tokens)
     return Inputs({name: drawer.array(name) for name in names}, sizes, roles, tuple(arrays))
 
 
@@ -112,11 +115,13 @@ class _Drawer:
         sizes: Mapping[str, int],
         options: InputOptions,
         given: Mapping[str, Array],
+        tokens: Dim,
     ) -> None:
         self._shapes = shapes
         self._roles = roles
         self._options = options
         self._given = given
+        self._tokens = shapes.find(tokens)
         names = declared_names(shapes)
         self._numbers = {names[name]: size for name, size in sizes.items()}
 
@@ -132,7 +137,7 @@ class _Drawer:
         if dtype in _INTEGERS:
             numbers = self._integers(rng, shape, role)
         elif dtype in _FLOATS:
-            numbers = np.zeros(shape) if role.role == "mask" else rng.standard_normal(shape) * _deviation(role)
+            numbers = self._floats(rng, name, shape, role)
         else:
             kind = TensorProto.DataType.Name(dtype)
             raise UserError("inputs-type", f"the input {name} is of type {kind}, for which no values are drawn: "
@@ -147,6 +152,16 @@ class _Drawer:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(evaluate(dim, self._numbers) for dim in self._dims(name))
+
+    def _floats(self, rng: np.random.Generator, name: str, shape: tuple[int, ...], role: InputRole) -> Array:
+        if role.role == "mask":
+            return np.zeros(shape)
+        if role.part is None or role.part.role == "state":
+            # Entries of a state are sums of values times keys of norm one, spread over the key axis.
+            key_dim = 0 if role.part is None else role.part.key_dim
+            return rng.standard_normal(shape) / math.sqrt(key_dim or 1)
+        item = Input(name, shape, TensorProto.DOUBLE, role.part)
+        return draw(rng, item, self._numbers, self._tokens, DRAWS[0])
 
     def _integers(self, rng: np.random.Generator, shape: tuple[int, ...], role: InputRole) -> npt.NDArray[np.int64]:
         if role.role == "ids":
@@ -190,8 +205,3 @@ class _Drawer:
             if role.role == "other" and not masks and len(self._dims(name)) >= 4:
                 lengths += [evaluate(dim, self._numbers) for dim in self._dims(name)[2:] if not isinstance(dim, int)]
         return max([0, *lengths])
-
-
-def _deviation(role: InputRole) -> float:
-    """Standard deviation: entries of a state are sums of values times keys of norm one, spread over the key axis."""
-    return 1 / math.sqrt(role.key_dim) if role.key_dim else 1.0

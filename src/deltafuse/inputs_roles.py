@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from deltafuse.classes import Kind
 from deltafuse.graph import Graph
 from deltafuse.shapes import Shapes
+from deltafuse.verify_feeds import Part
 
-Role = Literal["ids", "positions", "mask", "state", "image", "other"]
+Role = Literal["ids", "positions", "mask", "image", "operand", "other"]
 
 #: Operators through which an index or a state is still the same numbers.
 _CARRIERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand"})
@@ -25,34 +26,40 @@ class InputRole:
     """One input.
 
     Attributes:
-        role: ``ids`` look rows up in a weight, ``image`` are rows put in place of ids, ``state`` is a recurrent state.
+        role: ``ids`` look rows up in a weight, ``image`` are rows put in place of ids, an ``operand`` of a fused site
+            (its state, as a rule) is what `part` says.
         rows: what indices must stay below, 0 where nothing is looked up.
         marks: ids that stand for something else than a row (an image's place).
-        key_dim: of a recurrent state, 0 where it is not known.
+        part: which operand of a site it is.
     """
 
     role: Role
     rows: int = 0
     marks: tuple[int, ...] = ()
-    key_dim: int = 0
+    part: Part | None = None
+
+    @property
+    def label(self) -> str:
+        """What to call it in reports."""
+        return self.role if self.part is None else self.part.role
 
 
-def input_roles(shapes: Shapes, kinds: bytearray, states: dict[str, int]) -> dict[str, InputRole]:
+def input_roles(shapes: Shapes, kinds: bytearray, parts: Mapping[str, Part]) -> dict[str, InputRole]:
     """Role of each graph input.
 
     Args:
         shapes: of the file.
         kinds: what each value is, see `deltafuse.classes.classify`.
-        states: value that is a site's state -> key head size.
+        parts: value that a fused site reads -> which operand of it.
     """
     graph = shapes.graph
-    recurrent = {_source(graph, name): size for name, size in states.items()}
+    operands: dict[int, Part] = {}
+    for name, part in parts.items():
+        operands.setdefault(_source(graph, name), part)
     found: dict[str, InputRole] = {}
     for value in graph.inputs:
-        name = graph.name(value)
-        found[name] = (
-            InputRole("state", key_dim=recurrent[value]) if value in recurrent else _role(shapes, kinds, value)
-        )
+        part = operands.get(value)
+        found[graph.name(value)] = _role(shapes, kinds, value) if part is None else InputRole("operand", part=part)
     marked = any(role.marks for role in found.values())
     return {name: _image(shapes, name, role) if marked else role for name, role in found.items()}
 

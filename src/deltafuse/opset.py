@@ -20,10 +20,10 @@ LEAST = 13
 
 TEXTS.update(
     {
-        "opset-operator": "the operator {op} (node {node}) means something else from opset {since} on and is not converted: "
-        "{why}; export the model with opset {since} or newer, or choose another target",
-        "opset-functions": "the model has local functions, whose operators are not converted to opset {opset}; inline them "
-        "first with onnx.inliner.inline_local_functions",
+        "opset-operator": "the operator {op} (node {node}) means something else from opset {since} on and is not "
+        "converted: {why}; export the model with opset {since} or newer, or choose another target",
+        "opset-functions": "the model has local functions, whose operators are not converted to opset {opset}; inline "
+        "them first with onnx.inliner.inline_local_functions",
     }
 )
 

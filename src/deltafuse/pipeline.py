@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from deltafuse import classes, edits, files, patterns, record, splice, targets
+from deltafuse.adjusting import Adjustments, adjust
 from deltafuse.dims import Dim
 from deltafuse.emitted import prove_emitted
 from deltafuse.errors import InternalError
@@ -65,7 +66,7 @@ class _Draft:
 
     plans: tuple[Plan, ...]
     removed: splice.Removed
-    pins: PinPlan | None
+    changes: Adjustments
 
 
 class _Clock:
@@ -99,7 +100,7 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     with Worker(seconds=options.timeout) as worker:
         found = _find(options, clock, worker)
         plans, reports = _plan(options, clock, worker, found, target)
-    draft, reports = _draft(options, clock, found, plans, reports)
+    draft, reports = _draft(options, clock, found, plans, reports, target)
     report = _report(options, found, draft, reports, clock)
     if report.exit == 0 and options.output is not None and not options.dry_run:
         report = _write(options.output, options, clock, found, draft, report)
@@ -114,7 +115,7 @@ def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
     with Worker(seconds=options.timeout) as worker:
         found = _find(options, clock, worker)
         plans, reports = _plan(options, clock, worker, found, target)
-    draft, reports = _draft(options, clock, found, plans, reports)
+    draft, reports = _draft(options, clock, found, plans, reports, target)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft.plans)
     report = _report(options, found, draft, reports, clock)
@@ -202,20 +203,24 @@ def _literal(options: FuseOptions, tokens: Dim) -> int | None:
 
 
 def _draft(
-    options: FuseOptions, clock: _Clock, found: _Found, plans: tuple[Plan, ...], reports: tuple[SiteReport, ...]
+    options: FuseOptions,
+    clock: _Clock,
+    found: _Found,
+    plans: tuple[Plan, ...],
+    reports: tuple[SiteReport, ...],
+    target: Target,
 ) -> tuple[_Draft, tuple[SiteReport, ...]]:
-    """What is to be changed; where axes cannot be pinned no site is left, and each report says why."""
+    """What is to be changed; where the rest of the file cannot follow no site is left, and each report says why."""
     with clock.stage("pinning"):
-        graph = found.model.graph
-        removed = splice.removed_by(graph, plans)
-        if not plans or not (options.pin or options.pins):
-            return _Draft(plans, removed, None), reports
+        removed = splice.removed_by(found.model.graph, plans)
+        if not plans:
+            return _Draft(plans, removed, Adjustments()), reports
         seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
         dead = frozenset(node for _, nodes in removed for node in nodes)
-        pins = pin(graph, found.shapes, seeds, dead, dict(options.pins))
-    if isinstance(pins, Reason):
-        return _Draft((), (), None), tuple(_refuse(report, pins) for report in reports)
-    return _Draft(plans, removed, pins), reports
+        changes = adjust(found.model, found.shapes, dead, target.opset, seeds, dict(options.pins))
+    if isinstance(changes, Reason):
+        return _Draft((), (), Adjustments()), tuple(_refuse(report, changes) for report in reports)
+    return _Draft(plans, removed, changes), reports
 
 
 def _refuse(report: SiteReport, reason: Reason) -> SiteReport:
@@ -239,7 +244,7 @@ def _report(
         nodes_before=before,
         nodes_after=after,
         sites=reports,
-        pinned=() if draft.pins is None else draft.pins.pinned,
+        pinned=() if draft.changes.pins is None else draft.changes.pins.pinned,
         notes=(*_notes(found, reports), *_missing_data(found.file)),
         seconds=clock.seconds,
         exit=_exit(options, reports),
@@ -272,7 +277,7 @@ def _write(
     output: Path, options: FuseOptions, clock: _Clock, found: _Found, draft: _Draft, report: FuseReport
 ) -> FuseReport:
     with clock.stage("writing"):
-        changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.pins, found.order)
+        changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)
         built = edits.build(found.file, changes)
         receipt = record.publish(found.file, built, output, options.record, progress=clock.progress.advance)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))

@@ -19,7 +19,11 @@ Removed = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def changes_of(
-    graph: Graph, plans: Sequence[Plan], removed: Removed, pins: PinPlan | None, order: Sequence[int] | None = None
+    graph: Graph,
+    plans: Sequence[Plan],
+    removed: Removed,
+    adjustments: Adjustments,
+    order: Sequence[int] | None = None,
 ) -> Changes:
     """What is to be changed in the file to fuse the planned sites and pin the axes.
 
@@ -31,6 +35,7 @@ def changes_of(
         order: number in the file of each node of `graph`, None where they are the same.
     """
     gone = frozenset(node for _, nodes in removed for node in nodes)
+    out = list(removed)
     inserted: list[Insertion] = []
     moved: list[tuple[str, int, int]] = []
     rewritten = {node: nodes for node, nodes in adjustments.opsets.replaced if node not in gone}
@@ -44,18 +49,18 @@ def changes_of(
         # A node that must move and be rewritten comes back in its new form, and with it all that move for this site.
         back = [new for node in early for new in rewritten.pop(node, (graph.node(node),))]
         inserted.append(Insertion(plan.match.name, before, tuple(back)))
-        removed.append((plan.match.name, tuple(early)))
+        out.append((plan.match.name, tuple(early)))
     inserted += [Insertion("", node, nodes) for node, nodes in rewritten.items()]
-    removed += [("", tuple(rewritten))] if rewritten else []
+    out += [("", tuple(rewritten))] if rewritten else []
     retyped = () if adjustments.pins is None else adjustments.pins.retyped
-    changes = Changes(tuple(removed), tuple(inserted), tuple(moved), retyped, adjustments.opsets.imports)
+    changes = Changes(tuple(out), tuple(inserted), tuple(moved), retyped, adjustments.opsets.imports)
     return changes if order is None else _renumbered(changes, order)
 
 
 def _nodes(plan: Plan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...]:
     new = adapted(plan, adjustments.opsets)
     if isinstance(new, Reason):
-        raise InternalError(f"the nodes emitted for {plan.match.name} cannot be written for the raised opset: {new.text}")
+        raise InternalError(f"the nodes emitted for {plan.match.name} have no form at the raised opset: {new.text}")
     return new.nodes
 
 

@@ -23,6 +23,7 @@ from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
 from deltafuse.verify_cut import Pair, Side, cut_pair, site_name
 from deltafuse.verify_diff import Difference, compare
+from deltafuse.verify_feeds import Input
 from deltafuse.verify_network import NetworkReport, Networks, obstacle, run_networks
 from deltafuse.verify_trial import Finding, Rounding, SiteVerdict, finding, judge
 from deltafuse.wire import scan
@@ -180,10 +181,14 @@ def _network(task: _Task, pairs: Sequence[Pair], sites: Sequence[SiteVerdict]) -
 
 def _inputs(task: _Task, pairs: Sequence[Pair], sites: Sequence[SiteVerdict]) -> Inputs:
     ran = {site.name: site.tokens for site in sites}
-    sizes = [SiteSizes(pair.tokens, pair.valid, ran.get(pair.name, ()), _others(pair)) for pair in pairs]
-    states = {i.name: i.part.key_dim for pair in pairs for i in pair.inputs if i.part.role == "state"}
-    return make_inputs(task.after.model, task.after.kinds, sizes, states, task.options)
+    sizes = [SiteSizes(pair.tokens, pair.valid, ran.get(pair.name, ()), _dims(pair)) for pair in pairs]
+    parts = {item.name: item.part for pair in pairs for item in _operands(pair)}
+    return make_inputs(task.after.model, task.after.kinds, sizes, parts, task.options)
 
 
-def _others(pair: Pair) -> tuple[Dim, ...]:
-    return tuple(dim for item in pair.inputs if item.part.role not in ("shape", "other") for dim in item.shape)
+def _dims(pair: Pair) -> tuple[Dim, ...]:
+    return tuple(dim for item in _operands(pair) for dim in item.shape)
+
+
+def _operands(pair: Pair) -> list[Input]:
+    return [item for item in pair.inputs if item.part.role not in ("shape", "other")]

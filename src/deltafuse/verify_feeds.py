@@ -107,16 +107,17 @@ def feeds(inputs: Sequence[Input], numbers: Mapping[str, int], tokens: Dim, how:
         seed: of the generator.
     """
     rng = np.random.default_rng(seed)
-    drawn: dict[str, Array] = {}
-    for item in inputs:
-        shape = tuple(evaluate(dim, numbers) for dim in item.shape)
-        if item.dtype not in FLOATS:
-            drawn[item.name] = _integers(rng, shape, item.dtype)
-        elif item.part.role == "shape":
-            drawn[item.name] = np.zeros(shape)
-        else:
-            drawn[item.name] = _floats(rng, shape, _token_axis(item, tokens, numbers), item.part, how)
-    return drawn
+    return {item.name: draw(rng, item, numbers, tokens, how) for item in inputs}
+
+
+def draw(rng: np.random.Generator, item: Input, numbers: Mapping[str, int], tokens: Dim, how: Draw) -> Array:
+    """Draws one input: floats in double, integers and booleans in their own type."""
+    shape = tuple(evaluate(dim, numbers) for dim in item.shape)
+    if item.dtype not in FLOATS:
+        return _integers(rng, shape, item.dtype)
+    if item.part.role == "shape":
+        return np.zeros(shape)
+    return _floats(rng, shape, _token_axis(item, tokens, numbers), item.part, how)
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: int) -> Array:

@@ -166,7 +166,7 @@ def _report(
 ) -> NetworkReport:
     inputs = networks.inputs
     fed = tuple(
-        InputReport(name, array.shape, str(array.dtype), "given" if name in inputs.given else inputs.roles[name].role)
+        InputReport(name, array.shape, str(array.dtype), "given" if name in inputs.given else inputs.roles[name].label)
         for name, array in inputs.arrays.items()
     )
     passes = reason is None and bool(outputs) and all(output.verdict == "passes" for output in outputs)

@@ -65,7 +65,7 @@ def _operands(emitter: Emitter, match: Match, operator: Operator, case: Case) ->
 
 
 def _state(emitter: Emitter, match: Match, operator: Operator, case: Case, beta: str) -> str:
-    """The initial state [1, Nv, Dv, Dk]; where it is overwritten in place, the output of a node that nothing else reads.
+    """The initial state [1, Nv, Dv, Dk]; where it is overwritten in place, a node's output that nothing else reads.
 
     Such an operand must own its memory: a graph input, a constant or a view of one (Reshape) would be changed for
     whoever reads it next. A Cast or a Transpose that moves data makes such memory.

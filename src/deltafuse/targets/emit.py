@@ -130,7 +130,8 @@ class Emitter:
     def _move(self, what: str, value: str, move: Move, output: str | None) -> str:
         outputs = None if output is None else (output,)
         if move.op == "Transpose":
-            return self.node("Transpose", f"{what}/transpose", (value,), {"perm": list(move.values)}, outputs)
+            permutation = [axis for axis in move.values if isinstance(axis, int)]
+            return self.node("Transpose", f"{what}/transpose", (value,), {"perm": permutation}, outputs)
         text = "x".join("n" if size == -1 else str(size) for size in move.values)
         shape = self._shape(what, text, move.values)
         # The shape is in the name: a change of layout may reshape twice, before a Transpose and after it.

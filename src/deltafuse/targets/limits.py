@@ -16,8 +16,8 @@ TARGET_TEXTS = {
     "--skip-sites",
     "value-head-size": "the value head size is {value_dim}, the kernel's largest is {limit}; leave this site out with "
     "--skip-sites",
-    "head-count": "there are {key_heads} key and {value_heads} value heads, the kernel takes at most {limit} of either; "
-    "leave this site out with --skip-sites",
+    "head-count": "there are {key_heads} key and {value_heads} value heads, the kernel takes at most {limit} of "
+    "either; leave this site out with --skip-sites",
     "static-batch": "the batch is fixed to {batch} and this target takes one sequence; export the model with batch 1 "
     "or with a dynamic batch axis",
     "bf16-boundary": "{roles} is bfloat16 and the kernel takes float16, whose range is smaller; add "
@@ -28,7 +28,8 @@ TARGET_TEXTS = {
     "and {value_dim}; leave --op out",
     "rgdr-batch-heads": "with {batch} sequences RecurrentGatedDeltaRule needs value heads that are a multiple of "
     "{block}, here there are {value_heads}; fuse for one sequence",
-    "rgdr-boundary": "RecurrentGatedDeltaRule takes bfloat16 only on this target; add --boundary bf16, or leave --op out",
+    "rgdr-boundary": "RecurrentGatedDeltaRule takes bfloat16 only on this target; add --boundary bf16, or leave "
+    "--op out",
     "opset-below": "the file imports opset {opset} and only files from opset {least} on are raised to {wanted}; export "
     "it again with a newer opset",
 }
@@ -120,7 +121,8 @@ def rgdr_tokens(mark: str, limit: int) -> Limit:
     def check(case: Case) -> Reason | None:
         if case.tokens is not None and 1 <= case.tokens <= limit:
             return None
-        return Reason("rgdr-tokens", {"tokens": case.tokens_text if case.tokens is None else case.tokens, "limit": limit})
+        found = case.tokens_text if case.tokens is None else case.tokens
+        return Reason("rgdr-tokens", {"tokens": found, "limit": limit})
 
     return Limit("rgdr-tokens", mark, f"a sequence of more than {limit} tokens gets no result and no error", check)
 

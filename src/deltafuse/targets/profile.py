@@ -1,4 +1,4 @@
-"""A target as data: signatures, limits, attributes, runtimes. A user's own target is a file that defines ``PROFILE``."""
+"""A target as data: signatures, limits, attributes, runtimes. A user's own is a file that defines ``PROFILE``."""
 
 from __future__ import annotations
 
@@ -213,7 +213,8 @@ class Profile:
         """
         if options.signature is not None and options.signature not in self.signatures:
             known = ", ".join(self.signatures)
-            raise UserError("option", f"target {self.name} has no signature {options.signature!r}; give one of: {known}")
+            text = f"target {self.name} has no signature {options.signature!r}; give one of: {known}"
+            raise UserError("option", text)
         wanted = {operator.op: operator for operator in reversed(self.operators)}
         if options.signature is not None:
             wanted |= {one.op: one for one in self.operators if one.signature == options.signature}

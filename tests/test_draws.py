@@ -1,0 +1,87 @@
+"""Draws have the properties that tell rules apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deltafuse.draws import DRAWS, Draw, draw
+
+SIZES = {"B": 2, "T": 40, "N": 2, "H": 4, "K": 16, "V": 8}
+
+
+def norms(x: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(x, axis=-1)
+
+
+@pytest.mark.parametrize("how", DRAWS, ids=lambda how: how.name)
+def test_shapes_follow_the_letters(how: Draw) -> None:
+    given = draw(how, SIZES, 0, normed=True)
+    assert given.query.shape == given.key.shape == (2, 40, 2, 16)
+    assert given.value.shape == (2, 40, 4, 8)
+    assert given.g.shape == given.beta.shape == (2, 40, 4)
+    assert given.state.shape == (2, 4, 16, 8)
+    assert {array.dtype for array in vars(given).values()} == {np.dtype(np.float64)}
+
+
+@pytest.mark.parametrize("how", DRAWS, ids=lambda how: how.name)
+def test_decay_is_negative_and_in_range(how: Draw) -> None:
+    g = draw(how, SIZES, 1, normed=False).g
+    lowest = min(how.decay, how.plunge)
+    assert g.min() >= lowest
+    assert g.max() <= -1e-3
+    assert g.min() < lowest / 2
+
+
+@pytest.mark.parametrize("how", DRAWS, ids=lambda how: how.name)
+def test_beta_fills_its_range(how: Draw) -> None:
+    beta = draw(how, SIZES, 2, normed=False).beta
+    low, high = how.beta
+    assert low <= beta.min() < low + 0.1 * (high - low)
+    assert high - 0.1 * (high - low) < beta.max() <= high
+
+
+@pytest.mark.parametrize("how", DRAWS, ids=lambda how: how.name)
+def test_values_and_state_have_the_draw_s_scale(how: Draw) -> None:
+    given = draw(how, SIZES, 3, normed=False)
+    assert np.std(given.value) == pytest.approx(how.scale, rel=0.1)
+    assert np.std(given.state) == pytest.approx(how.scale, rel=0.1)
+
+
+def test_keys_without_a_norm_behind_them_are_unit_vectors() -> None:
+    for how in DRAWS:
+        assert np.allclose(norms(draw(how, SIZES, 4, normed=False).key), 1)
+
+
+def test_keys_with_a_norm_behind_them_have_many_norms() -> None:
+    for how in DRAWS:
+        lengths = norms(draw(how, SIZES, 5, normed=True).key)
+        assert 0.5 * how.norm <= lengths.min() < lengths.max() <= 1.5 * how.norm
+        assert lengths.max() > 2 * lengths.min()
+
+
+def test_keys_are_correlated_from_token_to_token() -> None:
+    key = draw(DRAWS[0], SIZES, 6, normed=False).key
+    assert np.mean((key[:, 1:] * key[:, :-1]).sum(-1)) > 0.5
+
+
+def test_together_they_cover_what_separates() -> None:
+    assert {how.scale for how in DRAWS} >= {1e-4, 1.0, 1e4}
+    assert any(how.decay >= -0.1 for how in DRAWS)
+    assert any(how.plunge <= -90 and how.decay <= -100 for how in DRAWS)
+    assert any(how.beta[1] >= 2 for how in DRAWS)
+    # Norms on both sides of the root of the usual eps.
+    assert min(how.norm for how in DRAWS) < 1e-3 < 1 < max(how.norm for how in DRAWS)
+
+
+def test_the_plunge_is_one_step() -> None:
+    (how,) = [how for how in DRAWS if how.plunge]
+    g = draw(how, SIZES, 7, normed=False).g
+    assert np.all(g[:, 20] == how.plunge)
+
+
+def test_a_seed_gives_the_same_draw_and_another_seed_another() -> None:
+    one, same, other = (draw(DRAWS[0], SIZES, seed, normed=False) for seed in (8, 8, 9))
+    for name, array in vars(one).items():
+        assert np.array_equal(array, getattr(same, name))
+        assert not np.array_equal(array, getattr(other, name))
