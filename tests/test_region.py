@@ -72,7 +72,7 @@ def needed(dag: Dag, outputs: set[int], replaced: set[int], kept: set[int]) -> s
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
-@given(dags(), st.data())
+@given(dag=dags(), data=st.data())
 def test_dead_nodes_are_what_a_mark_and_sweep_leaves_out(dag: Dag, data: st.DataObject, tmp_path: Path) -> None:
     every = st.integers(0, len(dag) - 1)
     outputs = data.draw(st.sets(every, min_size=1, max_size=3))

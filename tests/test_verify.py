@@ -114,7 +114,7 @@ RIGHT = [
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_fusion_is_equal(fused, name):
-    report = verify(*fused(name))
+    report = verify(*fused(name), level="site")
     assert (report.exit, report.findings) == (0, ())
     assert report.sites
     for site in report.sites:
@@ -128,19 +128,19 @@ def test_a_right_fusion_is_equal(fused, name):
 
 
 def test_equal_sites_share_a_verdict(fused):
-    sites = verify(*fused("full_decode_transformers")).sites
+    sites = verify(*fused("full_decode_transformers"), level="site").sites
     assert [site.name for site in sites] == ["layers.0", "layers.1", "layers.2"]
     assert [site.shared_with for site in sites] == [None, "layers.0", "layers.0"]
     assert len({site.error for site in sites}) == 1
 
 
 def test_sites_of_other_sizes_do_not_share(fused):
-    report = verify(*fused("two_sizes_ts17"))
+    report = verify(*fused("two_sizes_ts17"), level="site")
     assert (report.exit, [site.shared_with for site in report.sites]) == (0, [None, None])
 
 
 def test_token_counts_lie_inside_the_range_that_the_file_states(fused):
-    (site,) = verify(*fused("chunk_ts17_dynBT")).sites
+    (site,) = verify(*fused("chunk_ts17_dynBT"), level="site").sites
     assert site.tokens == (33, 48)
 
 
@@ -177,7 +177,7 @@ def test_verify_reads_files_and_needs_no_record(fused, tmp_path):
     model = onnx.load(output)
     del model.metadata_props[:]
     onnx.save(model, tmp_path / "bare.onnx")
-    assert verify(source, tmp_path / "bare.onnx").exit == 0
+    assert verify(source, tmp_path / "bare.onnx", level="site").exit == 0
 
 
 def test_a_scale_is_compared_to_the_last_digit_that_its_attribute_holds(patched):
@@ -456,7 +456,7 @@ def test_pinned_axes_are_no_difference(fused):
         for path in (source, output)
     ]
     assert shapes[0] != shapes[1]
-    assert verify(source, output).exit == 0
+    assert verify(source, output, level="site").exit == 0
 
 
 def test_another_opset(patched):
@@ -532,7 +532,7 @@ def test_constants_of_a_site_that_lie_outside_the_file(tmp_path):
     assert moved
     source.write_bytes(model.SerializeToString())
     assert pipeline.fuse(FuseOptions(model=source, output=output), SilentProgress()).exit == 0
-    assert verify(source, output).exit == 0
+    assert verify(source, output, level="site").exit == 0
     (tmp_path / "masks.bin").unlink()
     with pytest.raises(UserError, match=r"masks\.bin") as caught:
         verify(source, output)

@@ -21,8 +21,8 @@ TEXTS.update(
     }
 )
 
-#: Token counts tried where the axis is free: few first, then past one chunk of 16, 32, 64, 128.
-TOKENS = (5, 3, 17, 33, 67, 100, 130, 200, 300, 520, 2, 1)
+#: Token counts tried where the axis is free: few first, one (a decode step), then past one chunk of 16, 32, 64, 128.
+TOKENS = (5, 3, 1, 17, 33, 67, 100, 130, 200, 300, 520, 2)
 
 _OTHERS = (7, 11, 13, 19, 23, 29, 31, 37)
 

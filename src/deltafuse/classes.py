@@ -7,7 +7,7 @@ structural constant takes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 
 import numpy as np
@@ -47,22 +47,38 @@ _CARRIERS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", 
 _SHORT = 48
 
 _LIMIT = 1 << 20
+#: IR version from which an initializer that is an input too is a default that may be overridden.
+_OVERRIDES = 4
+_INPUT = 11
 
 
 def classify(model: Model) -> bytearray:
     """Kind of each value of the main graph, by value id; 0 for values that nothing produces."""
-    return classify_scope(model, model.graph, dict.fromkeys(model.graph.inputs, Kind.DATA))
+    kinds = classify_scope(model, model.graph, dict.fromkeys(model.graph.inputs, Kind.DATA), _overridable(model))
+    return kinds
 
 
-def classify_scope(model: Model, graph: Graph, given: Mapping[int, int]) -> bytearray:
+def _overridable(model: Model) -> frozenset[int]:
+    """Initializers that are inputs too: whoever runs the model may give other values (from IR version 4 on).
+
+    Before that every initializer had to be declared as an input, so it says nothing.
+    """
+    if model.ir_version < _OVERRIDES:
+        return frozenset()
+    declared = {declaration.value for declaration in model.declarations if declaration.number == _INPUT}
+    return frozenset(declared & model.graph.initializers.keys())
+
+
+def classify_scope(model: Model, graph: Graph, given: Mapping[int, int], varying: Collection[int] = ()) -> bytearray:
     """Kind of each value of one scope.
 
     Args:
         model: whose file the scope is part of.
         graph: the scope.
         given: kinds of its inputs and of what it takes from around it.
+        varying: initializers that are only defaults: no constants, though weights stay weights.
     """
-    return _Classifier(model, graph).run(given)
+    return _Classifier(model, graph).run(given, varying)
 
 
 class _Classifier:
@@ -71,12 +87,15 @@ class _Classifier:
         self._graph = graph
         self._kinds = bytearray(len(graph.value_names))
 
-    def run(self, given: Mapping[int, int]) -> bytearray:
+    def run(self, given: Mapping[int, int], varying: Collection[int]) -> bytearray:
         graph, kinds = self._graph, self._kinds
         for value, kind in given.items():
             kinds[value] = kind
         for value, head in graph.initializers.items():
-            kinds[value] = _of_tensor(head)
+            kind = _of_tensor(head)
+            kinds[value] = Kind.DATA if value in varying and kind == Kind.CONSTANT else kind
+            if value in varying and kind == _UNSETTLED:
+                kinds[value] = Kind.WEIGHT
         kinds[0] = Kind.CONSTANT
         for node, op in enumerate(graph.op):
             kind = self._of_constant(node) if op == "Constant" else self._of_node(node, op)

@@ -215,8 +215,8 @@ def _notes(model: Model, chosen: Sequence[int]) -> tuple[str, ...]:
     if standard and not runtime_has(""):
         opset = model.opset_imports.get("", 0)
         notes.append(
-            f"the file stays of opset {opset}, which an onnxruntime without LinearAttention may refuse: convert it with "
-            "onnx.version_converter"
+            f"the file stays of opset {opset}, which an onnxruntime without LinearAttention may refuse: convert it "
+            "with onnx.version_converter"
         )
     spans = [graph.spans[index] for index, op in enumerate(graph.op) if op in _CONTROL] + list(model.functions)
     if any(model.mapped.find(name, *span) >= 0 for name in _NAMES for span in spans):

@@ -74,6 +74,22 @@ def raised(model: Model, domain: str, version: int, dead: Collection[int] = ()) 
     return Raised((("", version),), have, tuple(replaced))
 
 
+def stale(model: Model, have: int) -> int | None:
+    """The first node of a file that is not written as the file's opset wants it, None where all are.
+
+    Args:
+        model: a file whose opset was raised.
+        have: the version it was raised from.
+    """
+    graph, want = model.graph, model.opset_imports.get("", 0)
+    for index, op in enumerate(graph.op):
+        if graph.domain[index] or not (op in _CHANGES or op in _CONTROL):
+            continue
+        if adapt(graph.node(index), have, want) is not None:
+            return index
+    return None
+
+
 def adapt_all(nodes: Iterable[NodeProto], have: int, want: int) -> tuple[NodeProto, ...] | Reason:
     """Nodes of one scope as the newer opset writes them; those that stay are the same objects."""
     found: list[NodeProto] = []
@@ -156,15 +172,17 @@ def _constant(name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]])
 
 def _split(node: NodeProto) -> tuple[NodeProto, ...] | None:
     """Split without sizes needs the number of its outputs as an attribute."""
-    if len(node.input) > 1 and node.input[1]:
+    if (len(node.input) > 1 and node.input[1]) or _attribute(node, "num_outputs") is not None:
         return None
     copy = _copy(node)
     copy.attribute.append(helper.make_attribute("num_outputs", len(node.output)))
     return (copy,)
 
 
-def _dft(node: NodeProto) -> tuple[NodeProto, ...]:
+def _dft(node: NodeProto) -> tuple[NodeProto, ...] | None:
     """The attribute ``axis``, 1 where it is absent, becomes the third input."""
+    if len(node.input) > 2:
+        return None
     axis, name = _attribute(node, "axis"), f"{node.output[0]}/opset_axis"
     copy = _copy(node, "axis")
     copy.input.extend([""] * (2 - len(copy.input)))
@@ -183,8 +201,10 @@ def _grid_sample(node: NodeProto) -> tuple[NodeProto, ...] | None:
     return (copy,)
 
 
-def _roi_align(node: NodeProto) -> tuple[NodeProto, ...]:
+def _roi_align(node: NodeProto) -> tuple[NodeProto, ...] | None:
     """The way coordinates are read was one that is no longer the default."""
+    if _attribute(node, "coordinate_transformation_mode") is not None:
+        return None
     copy = _copy(node)
     copy.attribute.append(helper.make_attribute("coordinate_transformation_mode", "output_half_pixel"))
     return (copy,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from deltafuse import region
 from deltafuse.bench import Bench, Binding, bindings, open_bench
@@ -150,23 +151,26 @@ def _open(setting: _Setting) -> Bench | Reason:
 
 def _prove_on(setting: _Setting, bench: Bench) -> Proven | Reason:
     """Tries the sizes in turn; the reason is what went wrong at the first size that ran, or at the first at all."""
-    failures: list[Reason] = []
-    for binding in bindings(bench.shapes, bench.sizes, setting.roots[0]):
-        feeds = search_feeds(bench, setting.roots, setting.roots[0], binding.numbers)
+    gate = setting.roots[0]
+    stuck: Reason | None = None
+    odd: tuple[Mapping[int, Array], Mapping[int, Array]] | None = None
+    for binding in bindings(bench.shapes, bench.sizes, gate):
+        feeds = search_feeds(bench, setting.roots, gate, binding.numbers)
         ran = bench.run(feeds, binding.numbers)
         if isinstance(ran, Reason):
-            failures.append(ran)
+            stuck = ran if stuck is None else stuck
             continue
         fit = _search(setting, feeds, ran, setting.pattern.recurrence)
         if isinstance(fit, Reason):
             return fit
         if fit is not None:
             return _conclude(setting, bench, fit, binding)
-        failures.append(_why_not(setting, feeds, ran))
-    told = [reason for reason in failures if reason.code != "cut-does-not-run"] or failures
-    if told:
-        return told[0]
-    return Reason("decay-shape", {"shape": " x ".join(map(str, bench.shapes[setting.roots[0]]))})
+        odd = (feeds, ran) if odd is None else odd
+    if odd is not None:
+        return _why_not(setting, *odd)
+    if stuck is not None:
+        return stuck
+    return Reason("decay-shape", {"shape": " x ".join(map(str, bench.shapes[gate]))})
 
 
 def _search(
@@ -243,10 +247,11 @@ def _short_loop(setting: _Setting, assignment: Assignment) -> Reason | None:
         if graph.op[node] != "Loop" or not free:
             continue
         trips = shapes.contents(graph.node_inputs[node][0])
-        count = trips.ravel().tolist() if trips is not None else []
+        count = [] if trips is None else cast("list[Dim]", trips.ravel().tolist())
         # A fixed count shows in the valid range.
         if len(count) != 1 or is_clamped(count[0]):
-            return Reason("trip-count", {"node": graph.node_name(node), "count": str(*count) if count else "not known"})
+            shown = ", ".join(map(str, count)) or "not known"
+            return Reason("trip-count", {"node": graph.node_name(node), "count": shown})
     return None
 
 

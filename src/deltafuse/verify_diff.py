@@ -17,6 +17,8 @@ from onnx import TensorProto
 from deltafuse.dims import Dim, parse
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
+from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.opset import adapt, stale
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model
@@ -32,6 +34,8 @@ TEXTS.update(
         "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one",
         "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}",
         "changed-opset": "the opset of domain {domain!r} went from {unfused} to {fused}",
+        "stale-operator": "the fused file is of opset {fused}, raised from {unfused}, but {value} is written by an operator "
+        "of the old form; fuse the model again",
         "changed-functions": "the model's local functions differ",
         "site-unread": "nothing reads the results of the fused site {site}",
     }
@@ -65,7 +69,7 @@ class Difference:
 
 def compare(unfused: Model, fused: Model) -> Difference:
     """Compares two files node by node, whatever their order."""
-    changed = _changed(unfused.graph, fused.graph)
+    changed = _changed(unfused, fused)
     groups = _connected(fused.graph, changed)
     kernels = set(fused_nodes(fused.graph, changed))
     regions = [_region(fused.graph, nodes, kernels) for nodes in groups if kernels & set(nodes)]
@@ -84,8 +88,12 @@ def reads(graph: Graph, node: int) -> tuple[int, ...]:
     return graph.node_inputs[node] + graph.captures.get(node, ())
 
 
-def _changed(unfused: Graph, fused: Graph) -> list[int]:
-    """Nodes of the fused graph that the unfused one lacks: by bytes, and where these differ by what they decode to."""
+def _changed(before: Model, after: Model) -> list[int]:
+    """Nodes of the fused graph that the unfused one lacks: by bytes, and where these differ by what they decode to.
+
+    A node that the raised opset writes in another form is not lacking: its new form counts as its own.
+    """
+    unfused, fused = before.graph, after.graph
     known = Counter(bytes(unfused.data[start:end]) for start, end in unfused.spans)
     left: list[int] = []
     for node, (start, end) in enumerate(fused.spans):
@@ -97,6 +105,7 @@ def _changed(unfused: Graph, fused: Graph) -> list[int]:
     if not left:
         return []
     rest = Counter(_decoded(message) for message, count in known.items() for _ in range(count))
+    rest += _rewritten(rest, before.opset_imports.get("", 0), after.opset_imports.get("", 0))
     changed: list[int] = []
     for node in left:
         message = fused.node(node).SerializeToString(deterministic=True)
@@ -105,6 +114,16 @@ def _changed(unfused: Graph, fused: Graph) -> list[int]:
         else:
             changed.append(node)
     return changed
+
+
+def _rewritten(nodes: Counter[bytes], have: int, want: int) -> Counter[bytes]:
+    """The nodes that others become when the opset is raised."""
+    found: Counter[bytes] = Counter()
+    for message, count in nodes.items() if want > have else ():
+        new = adapt(onnx.NodeProto.FromString(message), have, want)
+        if isinstance(new, tuple):
+            found.update(dict.fromkeys((node.SerializeToString(deterministic=True) for node in new), count))
+    return found
 
 
 def _decoded(field: bytes) -> bytes:
@@ -193,12 +212,25 @@ def _kind(graph: Graph, value: int) -> str:
 def _model_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
     for domain, version in unfused.opset_imports.items():
         now = fused.opset_imports.get(domain)
-        if now != version:
+        if not domain and now is not None and now > version:
+            yield from _raised(unfused, fused, version)
+        elif now != version:
             yield Reason("changed-opset", {"domain": domain, "unfused": version, "fused": now})
     if _functions(unfused) != _functions(fused):
         yield Reason("changed-functions")
     yield from _interface(unfused.graph, fused.graph)
     yield from _initializers(unfused, fused)
+
+
+def _raised(unfused: Model, fused: Model, version: int) -> Iterator[Reason]:
+    """A raised opset is right where an operator needs it and every other one is written for it."""
+    graph, now = fused.graph, fused.opset_imports[""]
+    node = stale(fused, version)
+    if not any(op == LINEAR_ATTENTION and not domain for op, domain in zip(graph.op, graph.domain, strict=True)):
+        yield Reason("changed-opset", {"domain": "", "unfused": version, "fused": now})
+    elif node is not None:
+        value = graph.name(graph.node_outputs[node][0])
+        yield Reason("stale-operator", {"unfused": version, "fused": now, "value": value})
 
 
 def _functions(model: Model) -> Counter[bytes]:
