@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--tiny", action="store_true", help="random weights: 3 linear layers, 1 with full attention")
     options.add_argument("--output-dir", type=Path, metavar="DIR", required=True, help="gets prefill/ and decode/")
     options.add_argument("--component", choices=("all", *COMPONENTS), default="all")
-    options.add_argument("--dtype", choices=("fp16", "fp32"), default="fp16", help="of the weights; default %(default)s")
+    options.add_argument(
+        "--dtype", choices=("fp16", "fp32"), default="fp16", help="of the weights; default %(default)s"
+    )
     options.add_argument(
         "--dummy-seq-len",
         type=partial(at_least, 2),

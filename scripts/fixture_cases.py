@@ -68,4 +68,21 @@ STEPS = (
     Case("nm_softmax_exp", "softmax", TS, 17, tokens=20, state=False, final=False, fault="exp", truth=ATTENTION),
 )
 
-CASES = CHUNK + RECURRENT + STEPS
+
+def loop(name: str, which: str, exit_code: int, why: str) -> Case:
+    """A scripted loop over all tokens, any count of them."""
+    expect = "no-match" if exit_code == 3 else "match"
+    truth = {"expect": expect, "exit": exit_code, "why": why, "kind": "loop"}
+    return Case(name, "loop", TS, 17, tokens=7, batch=2, value_dim=24, dynamic="BT", fault=which, truth=truth)
+
+
+LOOPS = (
+    loop("loop_list", "list", 0, "outputs in a list"),
+    loop("loop_in_place", "in_place", 0, "outputs written into a buffer"),
+    loop("nm_loop_short", "short", 3, "the loop stops after 2000 tokens"),
+    loop("nm_loop_early", "early", 3, "the loop is left where a decay is very strong"),
+    loop("nm_loop_gated", "gated", 3, "tokens from the 2000th on have no output"),
+    loop("nm_loop_clamped", "clamped", 3, "the state is clamped in every step"),
+)
+
+CASES = CHUNK + RECURRENT + STEPS + LOOPS

@@ -140,7 +140,10 @@ EDITED: dict[str, tuple[str, Callable[[onnx.GraphProto], None], dict[str, object
     "leak_chunk": (
         "chunk_dy23_noinit_nofinal",
         show_cumulated_decay,
-        {"exit": 0, "why": "the decay summed up within a chunk is a graph output as well: it is computed from g alone and stays"},
+        {
+            "exit": 0,
+            "why": "the decay summed up within a chunk is a graph output as well: it is computed from g alone and stays",
+        },
     ),
 }
 

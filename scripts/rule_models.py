@@ -23,7 +23,7 @@ class Case:
 
     Attributes:
         name: of the files.
-        kind: which function, or ``steps`` for the hand-written loop.
+        kind: which function, ``steps`` for the hand-written steps, ``loop`` for a scripted loop.
         exporter, opset: who writes it.
         tokens, batch: sizes it is traced at.
         state, final: whether an initial state goes in and the final one comes out.
@@ -31,12 +31,12 @@ class Case:
             ``none``.
         dynamic: the inputs' dynamic axes: ``B``, ``BT`` or none.
         valid: token counts for which the exported graph is still the rule, where tokens are dynamic.
-        fault: what is wrong with hand-written steps.
+        fault: what is wrong with hand-written steps; which of the scripted loops.
         truth: entries of the truth that differ from what the other fields say.
     """
 
     name: str
-    kind: Literal["chunk", "recurrent", "steps", "softmax"]
+    kind: Literal["chunk", "recurrent", "steps", "softmax", "loop"]
     exporter: Literal["torchscript", "dynamo"]
     opset: int
     tokens: int
@@ -185,4 +185,8 @@ class SoftmaxAttention(nn.Module):
 def module_of(case: Case) -> nn.Module:
     """The module a case exports."""
     modules: dict[str, type[nn.Module]] = {"steps": Steps, "softmax": SoftmaxAttention}
+    if case.kind == "loop":
+        from loop_models import Scripted
+
+        return Scripted(case.fault, case.value_heads // case.key_heads, case.key_dim**-0.5).eval()
     return modules.get(case.kind, Rule)(case).eval()

@@ -84,7 +84,7 @@ def _count(report: FuseReport) -> dict[str, int]:
 
 
 def _as_expected(truth: dict[str, object], report: FuseReport) -> bool:
-    """Sites fused, or refused for a limit; a `no-match` may be fused only where its results stay (they were compared)."""
+    """Sites fused, or refused for a limit; a `no-match` may be fused where its results stay (they were compared)."""
     counts = _count(report)
     if truth["expect"] != "match":
         return True

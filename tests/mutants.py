@@ -34,7 +34,10 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], str]]:
     every.CopyFrom(model)
     known = {info.name for info in model.graph.output}
     every.graph.output.extend(
-        onnx.ValueInfoProto(name=name) for node in model.graph.node for name in node.output if name and name not in known
+        onnx.ValueInfoProto(name=name)
+        for node in model.graph.node
+        for name in node.output
+        if name and name not in known
     )
     session = double(every)
     feeds = {i.name: np.full([d if isinstance(d, int) else 1 for d in i.shape], 0.1) for i in session.get_inputs()}
@@ -128,5 +131,3 @@ def _edge(graph: onnx.GraphProto, rng: np.random.Generator, shapes: dict[str, tu
         return ""
     old, node.input[slot] = node.input[slot], other
     return f"{node.op_type} {node.output[0]} reads {other} in place of {old}"
-
-

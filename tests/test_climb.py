@@ -14,8 +14,8 @@ from deltafuse.shapes import Shapes
 TEXT = """
 <ir_version: 8, opset_import: ["" : 17]>
 climb (float[2,6,4,5] x, float[2,6,4] g, float[2,6,4] other, int64[1] ids, bool[2,6,4] choice) => (float y)
-<float[5] w = {{1, 2, 3, 4, 5}}, float half = {{0.5}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] last = {{-1}},
- int64[1] zero = {{0}}>
+<float[5] w = {{1, 2, 3, 4, 5}}, float half = {{0.5}}, int64[1] one = {{1}}, int64[1] two = {{2}},
+ int64[1] last = {{-1}}, int64[1] zero = {{0}}>
 {{
   {body}
 }}

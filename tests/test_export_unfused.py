@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -89,6 +90,11 @@ def fuse_all(fuse, path, sites=3):
     return fused
 
 
+def matrix_types(path):
+    """Element types of the matrices among a model's weights."""
+    return {tensor.data_type for tensor in onnx.load(path).graph.initializer if len(tensor.dims) == 2}
+
+
 def run(path, feeds):
     """What onnxruntime makes of a model, by output."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -96,15 +102,32 @@ def run(path, feeds):
     return dict(zip((output.name for output in session.get_outputs()), values, strict=True))
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-def test_torchscript_exports_of_a_tiny_model(fuse, tmp_path, dtype):
-    export("--tiny", "--output-dir", tmp_path, "--dtype", dtype, "--chunk-size", 16)
+def test_the_road_of_the_readme(tmp_path):
+    section = (ROOT / "README.md").read_text().split("## From a checkpoint to a verified pair")[1].split("\n## ")[0]
+    blocks = re.findall(r"```bash\n(.*?)```", section, flags=re.DOTALL)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", "-c", "\n".join(["set -euo pipefail", *blocks])]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    for component, table in TABLES.items():
+        model, fused = (tmp_path / "qwen" / component / name for name in ("model.onnx", "fused.onnx"))
+        assert str(model.relative_to(tmp_path)) in done.stdout
+        assert axes(model) == {name: before for name, (before, _) in table.items()}
+        assert axes(fused) == {name: after for name, (_, after) in table.items()}
+        assert sum(node.op_type == "Custom" for node in onnx.load(fused).graph.node) == 3
+        assert (model.parent / "back.onnx").read_bytes() == model.read_bytes()
+        assert matrix_types(model) == {onnx.TensorProto.FLOAT16}
+
+
+def test_torchscript_exports_in_float32(fuse, tmp_path):
+    export("--tiny", "--output-dir", tmp_path, "--dtype", "fp32", "--chunk-size", 16, "--opset", 17)
     for component, table in TABLES.items():
         path = tmp_path / component / "model.onnx"
         assert axes(path) == {name: before for name, (before, _) in table.items()}
         assert axes(fuse_all(fuse, path)) == {name: after for name, (_, after) in table.items()}
-        weights = {tensor.data_type for tensor in onnx.load(path).graph.initializer if len(tensor.dims) == 2}
-        assert weights == {onnx.TensorProto.FLOAT16 if dtype == "fp16" else onnx.TensorProto.FLOAT}
+        assert matrix_types(path) == {onnx.TensorProto.FLOAT}
+        assert onnx.load(path).opset_import[0].version == 17
 
 
 def test_dynamo_export_of_a_tiny_prefill(fuse, tmp_path):

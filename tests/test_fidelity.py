@@ -40,7 +40,9 @@ def test_nodes_outside_are_the_same_bytes_in_the_same_order(one: Export, tmp_pat
     report = graphs.fuse(one.path, tmp_path / "out.onnx")
     assert report.exit == 0
     before, after = scan(one.path), scan(tmp_path / "out.onnx")
-    removed = {before.graph.name(v) for site in report.sites for n in site.match.nodes for v in before.graph.node_outputs[n]}
+    removed = {
+        before.graph.name(v) for site in report.sites for n in site.match.nodes for v in before.graph.node_outputs[n]
+    }
     made = {node.output[0] for node in onnx.load(one.path).graph.node if node.metadata_props}
     old, new = node_bytes(before), node_bytes(after)
     new_names = [name for name, _ in new]
@@ -49,7 +51,7 @@ def test_nodes_outside_are_the_same_bytes_in_the_same_order(one: Export, tmp_pat
     kept = [(name, data) for name, data in new if name not in ours]
     expected = [(name, data) for name, data in old if name not in removed]
     assert kept == expected
-    # The comparison has something to compare: metadata, and nodes outside of the sites where the model is more than one.
+    # There is something to compare: metadata, and nodes outside of the sites of whole models.
     assert made
     assert len(expected) > 20 or one.truth["roles"] is not None
 
@@ -77,13 +79,17 @@ def test_new_nodes_are_named_after_their_site_and_say_where_they_come_from(tmp_p
     assert [node.op_type for node in nodes if fused_type(node)] == ["Custom"]
     for node in nodes:
         assert node.name.startswith(f"{site.name}/gated_delta_rule")
-        assert all(name.startswith(f"{site.name}/gated_delta_rule") or name in ("out", "final_state") for name in node.output)
+        assert all(
+            name.startswith(f"{site.name}/gated_delta_rule") or name in ("out", "final_state") for name in node.output
+        )
     (custom,) = [node for node in nodes if fused_type(node)]
     values = " ".join(f"{prop.key} {prop.value}" for prop in custom.metadata_props)
     assert "gated_delta_rule" in values
 
 
-def outside(model: onnx.ModelProto, tensor: TensorProto, location: str, offset: int | None, length: int | None) -> bytes:
+def outside(
+    model: onnx.ModelProto, tensor: TensorProto, location: str, offset: int | None, length: int | None
+) -> bytes:
     """Moves a tensor's bytes out of the file."""
     raw = tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
     tensor.ClearField("raw_data")

@@ -80,7 +80,8 @@ def test_the_output_gate_behind_the_rule_is_outside(tmp_path: Path) -> None:
     model = graphs.step(
         ("float[1,4,5,3] state)", "float[1,4,5,3] state, float[1,1,4,3] z)"),
         ("=> (float[1,1,4,3] out,", "=> (float[1,1,4,3] gated,"),
-        ("  out = Unsqueeze(o, time)", "  out = Unsqueeze(o, time)\n  sz = Sigmoid(z)\n  gate = Mul(z, sz)\n  gated = Mul(out, gate)"),
+        ("out = Unsqueeze(o, time)", "out = Unsqueeze(o, time)\n  gate = Mul(z, sz)\n  gated = Mul(out, gate)"),
+        ("  q0 =", "  sz = Sigmoid(z)\n  q0 ="),
     )  # fmt: skip
     graph, (candidate,) = found(model, tmp_path)
     assert not {"z", "gate"} & set(names(graph, candidate.roots))
@@ -124,9 +125,8 @@ def test_layers_are_called_what_the_exporter_calls_them(tmp_path: Path) -> None:
 
 
 def test_two_sites_of_one_scope_are_numbered(tmp_path: Path) -> None:
-    parts = []
-    for prefix in ("/model/layers.3/a/", "/model/layers.3/b/"):
-        parts.append(onnx.compose.add_prefix(graphs.step(), prefix))
+    prefixes = ("/model/layers.3/a/", "/model/layers.3/b/")
+    parts = [onnx.compose.add_prefix(graphs.step(), prefix) for prefix in prefixes]
     _, candidates = found(onnx.compose.merge_models(*parts, io_map=[]), tmp_path)
     assert [candidate.name for candidate in candidates] == ["site.0", "site.1"]
 
@@ -142,4 +142,6 @@ def test_a_site_whose_state_is_another_s_final_state_is_not_mixed_up_with_it(tmp
         rng = np.random.default_rng(2)
         unfused = graphs.double(chained)
         feeds = {i.name: -rng.uniform(size=i.shape) for i in unfused.get_inputs()}
-        assert graphs.difference(graphs.lowered_double(onnx.load(tmp_path / "out.onnx"), report), unfused, feeds) < 1e-12
+        assert (
+            graphs.difference(graphs.lowered_double(onnx.load(tmp_path / "out.onnx"), report), unfused, feeds) < 1e-12
+        )

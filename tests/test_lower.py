@@ -344,15 +344,16 @@ def saved(model, folder):
     return path
 
 
-GRAPH = """g (float[T, 2, 4] q, float[T, 2, 4] k, float[2, T, 4] v, float16[T, 2] b, float16[1, 2, 4, 4] s, int32[1] n)
+GRAPH = """g (float[T, 2, 4] q, float[T, 2, 4] k, float[2, T, 4] v, float[T, 2] b, float16[1, 2, 4, 4] s, int32[1] n)
     => ({outputs}) {{
     source_half = Cast <to = 10> (q)
     source_single = Cast <to = 1> (source_half)
+    source_b = Cast <to = 10> (b)
     ours_q = Cast <to = 10> (source_single)
     ours_k = Cast <to = 10> (k)
     ours_v_half = Cast <to = 10> (v)
     ours_v = Transpose <perm = [1, 0, 2]> (ours_v_half)
-    ours_out, ours_last = Custom (ours_q, ours_k, ours_v, b, s, n)
+    ours_out, ours_last = Custom (ours_q, ours_k, ours_v, source_b, s, n)
     ours_moved = Transpose <perm = [1, 0, 2]> (ours_out)
     {tail}
 }}"""
@@ -364,14 +365,13 @@ OPERANDS = {
 def feeds_of_graph():
     rng = np.random.default_rng(3)
     feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in OPERANDS.items()}
-    feeds |= {name: feeds[name].astype(np.float16) for name in "bs"}
-    return feeds | {"n": np.array([3], np.int32)}
+    return feeds | {"s": feeds["s"].astype(np.float16), "n": np.array([3], np.int32)}
 
 
-def by_hand(feeds):
-    """What the graph computes without the boundary; the source's own rounding of q counts."""
+def by_hand(feeds, beta_type=np.float16):
+    """What the graph computes without the boundary; the source's own rounding of q and beta counts."""
     query = feeds["q"].astype(np.float16).astype(np.float64)
-    key, beta = feeds["k"].astype(np.float64), feeds["b"].astype(np.float64)
+    key, beta = feeds["k"].astype(np.float64), feeds["b"].astype(beta_type).astype(np.float64)
     value, state = feeds["v"].transpose(1, 0, 2).astype(np.float64), feeds["s"][0].astype(np.float64)
     out = np.zeros_like(value)
     for t in range(3):
@@ -392,7 +392,7 @@ def test_the_casts_of_the_fuse_are_passed_and_those_of_the_source_are_not(tmp_pa
     model = onnx.load(tmp_path / "exact.onnx")
     onnx.checker.check_model(model)
     halves = [n.output[0] for n in model.graph.node if n.op_type == "Cast" and n.attribute[0].i == HALF]
-    assert halves == ["source_half"]
+    assert halves == ["source_half", "source_b"]
     feeds = feeds_of_graph()
     out, last = run(tmp_path / "exact.onnx", feeds)
     want_out, want_last = by_hand(feeds)
@@ -414,7 +414,7 @@ def test_around_a_node_that_no_fuse_wrote_every_such_cast_is_passed(tmp_path):
     assert [node.output[0] for node in halves] == ["source_half", "ours_last"]
     feeds = feeds_of_graph()
     out, last = run(tmp_path / "exact.onnx", feeds)
-    assert_close(out, by_hand(feeds)[0].astype(np.float32), "float32")
+    assert_close(out, by_hand(feeds, np.float32)[0].astype(np.float32), "float32")
     assert last.dtype == np.float16
 
 
@@ -557,6 +557,36 @@ def test_linear_attention_equals_its_documentation(tmp_path, domain, case, scale
         assert np.abs(got - expected).max() <= np.abs(expected).max() * limit
 
 
+def test_without_rounding_the_gate_of_linear_attention_is_not_rounded(tmp_path):
+    model = site("""g (float16[B, T, 8] q, float16[B, T, 8] k, float16[B, T, 8] v, float[B, 1, 8, 8] s,
+    float[B, T, 1] g, float16[B, T, 1] b) => (float16[B, T, 8] out, float[B, 1, 8, 8] ours_last) {
+        ours_g = Cast <to = 10> (g)
+        ours_out, ours_last = com.microsoft.LinearAttention <q_num_heads = 1, kv_num_heads = 1> (q, k, v, s, ours_g, b)
+        out = Identity (ours_out)
+    }""")
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    path = saved(model, tmp_path)
+    rng = np.random.default_rng(1)
+    key = rng.normal(size=(2, 40, 8))
+    feeds = {
+        "q": rng.normal(size=(2, 40, 8)), "k": key / np.linalg.norm(key, axis=-1, keepdims=True),
+        "v": rng.normal(size=(2, 40, 8)), "b": rng.uniform(size=(2, 40, 1)),
+    }  # fmt: skip
+    feeds = {name: value.astype(np.float16) for name, value in feeds.items()}
+    feeds |= {"s": rng.normal(size=(2, 1, 8, 8)).astype(np.float32)}
+    feeds |= {"g": -rng.uniform(0, 0.05, size=(2, 40, 1)).astype(np.float32)}
+    want = attention(feeds, 1, 1, "gated_delta", 0.0)
+    errors = []
+    for rounding in (True, False):
+        lower(path, tmp_path / "lowered.onnx", rounding=rounding, linear_attention="always")
+        found = run(tmp_path / "lowered.onnx", feeds)
+        assert [x.dtype for x in found] == [np.float16, np.float32]
+        errors.append(np.abs(found[1] - want[1]).max())
+        assert np.abs(found[0] - want[0]).max() <= np.abs(want[0]).max() * 2.0**-10
+    assert errors[0] > 1e-5
+    assert errors[1] < 2e-6
+
+
 @pytest.mark.parametrize("domain", ["", "com.microsoft"])
 @pytest.mark.parametrize(("mode", "has", "lowered"), [("auto", True, 0), ("auto", False, 1), ("never", False, 0)])
 def test_linear_attention_is_lowered_where_the_runtime_lacks_it(monkeypatch, tmp_path, domain, mode, has, lowered):
@@ -567,7 +597,31 @@ def test_linear_attention_is_lowered_where_the_runtime_lacks_it(monkeypatch, tmp
     path = saved(attention_model(feeds, domain, FLOAT, q_num_heads=2, kv_num_heads=2), tmp_path)
     report = lower(path, tmp_path / "lowered.onnx", linear_attention=mode)
     assert (len(report.lowered), report.exit) == (lowered, 0 if lowered else 3)
-    assert any("of opset 27" in note for note in report.notes) == (lowered == 1 and domain == "")
+    assert any("imports opset 23 in place of 27" in note for note in report.notes) == (lowered == 1 and domain == "")
+
+
+def test_the_opset_of_linear_attention_goes_with_it(tmp_path):
+    feeds = {name: value.astype(np.float32) for name, value in attention_case(2, 2, 2).items()}
+    model = attention_model(feeds, "", FLOAT, q_num_heads=2, kv_num_heads=2)
+    lower(saved(model, tmp_path), tmp_path / "lowered.onnx", linear_attention="always")
+    lowered = onnx.load(tmp_path / "lowered.onnx")
+    assert [(entry.domain, entry.version) for entry in lowered.opset_import] == [("", 23)]
+    onnx.checker.check_model(lowered, full_check=True)
+    assert np.isfinite(run(tmp_path / "lowered.onnx", feeds)[0]).all()
+
+
+@pytest.mark.parametrize("op", ["Attention", "CausalConvWithState"])
+def test_the_opset_stays_where_another_node_needs_it(tmp_path, op):
+    model = attention_model(attention_case(2, 2, 2), "", FLOAT, q_num_heads=2, kv_num_heads=2)
+    # One whose causal mask changed with opset 24, and one that came with 27.
+    node = helper.make_node(
+        "Attention", ["k", "k", "k", "", "past"], ["more"], is_causal=1, q_num_heads=1, kv_num_heads=1
+    )
+    other = helper.make_node("CausalConvWithState", ["k", "w"], ["more", "carry"])
+    model.graph.node.append(node if op == "Attention" else other)
+    report = lower(saved(model, tmp_path), tmp_path / "lowered.onnx", linear_attention="always")
+    assert [entry.version for entry in onnx.load(tmp_path / "lowered.onnx").opset_import] == [27]
+    assert any("still needs opset 27" in note for note in report.notes)
 
 
 def test_what_the_runtime_has_is_what_it_runs(tmp_path):

@@ -1,4 +1,4 @@
-"""What must not be fused: graphs that are nearly the rule, and the rule with a guard that no draw of a proof reaches."""
+"""What must not be fused: near misses, and the rule with a guard that no draw of a proof reaches."""
 
 from __future__ import annotations
 
@@ -136,7 +136,10 @@ def test_an_operand_made_from_the_final_state_is_not_convex(tmp_path: Path) -> N
 def test_an_operand_made_from_the_final_state_in_a_branch_refuses(tmp_path: Path) -> None:
     branch = "a () => (float[1,4,5] {0}) {{ {0} = ReduceSum<keepdims = 0>(final_state, last) }}"
     chosen = f"If(always)<then_branch = {branch.format('t')}, else_branch = {branch.format('e')}>"
-    edits = (("q1 = Mul(q0, scale)", f"s0 = {chosen}\n  q1 = Mul(s0, scale)"), ("float scale", "bool always = {1}, float scale"))
+    edits = (
+        ("q1 = Mul(q0, scale)", f"s0 = {chosen}\n  q1 = Mul(s0, scale)"),
+        ("float scale", "bool always = {1}, float scale"),
+    )
     code, (reason,) = refusal(tmp_path, *edits)
     assert code in (3, 4)
     assert reason
@@ -144,6 +147,7 @@ def test_an_operand_made_from_the_final_state_in_a_branch_refuses(tmp_path: Path
 
 # Sizes and flags that the rule does not know.
 
+READ = ("(read, row)", "(r1, row)")
 EXTRA = ("float[1,4,5,3] state)", "float[1,4,5,3] state, float[n] extra)")
 SIZE = "  size = Shape(extra)\n  factor = Cast<to = 1>(size)\n"
 
@@ -152,12 +156,14 @@ SIZE = "  size = Shape(extra)\n  factor = Cast<to = 1>(size)\n"
     "edits",
     [
         [("  q1 = Mul(q0, scale)", SIZE + "  qx = Mul(q0, factor)\n  q1 = Mul(qx, scale)")],
-        [("  o = ReduceSum<keepdims = 0>(read, row)", SIZE + "  r1 = Mul(read, factor)\n  o = ReduceSum<keepdims = 0>(r1, row)")],
+        [("  o = ", SIZE + "  r1 = Mul(read, factor)\n  o = "), ("(read, row)", "(r1, row)")],
         [("  out = Unsqueeze(o, time)", SIZE + "  o1 = Mul(o, factor)\n  out = Unsqueeze(o1, time)")],
         [("decayed = Mul(state, e2)", SIZE + "  e3 = Mul(e2, factor)\n  decayed = Mul(state, e3)")],
     ],
 )  # fmt: skip
-def test_a_factor_that_depends_on_another_input_s_size_is_not_baked_in(edits: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_a_factor_that_depends_on_another_input_s_size_is_not_baked_in(
+    edits: list[tuple[str, str]], tmp_path: Path
+) -> None:
     model = graphs.step(EXTRA, *edits)
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
     if report.exit:
@@ -199,12 +205,14 @@ def test_a_scale_that_depends_on_batch_or_tokens_is_refused(axis: str, tmp_path:
 @pytest.mark.parametrize(
     ("given", "edits"),
     [
-        ("int64[1] flag", [("  o = ", "  f = Cast<to = 1>(flag)\n  r1 = Mul(read, f)\n  o = "), ("(read, row)", "(r1, row)")]),
+        ("int64[1] flag", [("  o = ", "  f = Cast<to = 1>(flag)\n  r1 = Mul(read, f)\n  o = "), READ]),
         ("bool[1] flag", [("decayed = Mul(state, e2)", "e3 = Where(flag, e2, e2)\n  decayed = Mul(state, e3)")]),
-        ("bool[1] flag", [("  o = ", "  r1 = Where(flag, read, final_state)\n  o = "), ("(read, row)", "(r1, row)")]),
-        ("int64 flag", [("decayed = Mul(state, e2)", "two = Concat<axis = 0>(e2, e2)\n  e3 = Gather(two, flag)\n  decayed = Mul(state, e3)")]),
+        ("bool[1] flag", [("  o = ", "  r1 = Where(flag, read, final_state)\n  o = "), READ]),
+        ("int64 flag",
+         [("decayed = Mul(state, e2)", 
+             "two = Concat<axis = 0>(e2, e2)\n  e3 = Gather(two, flag)\n  decayed = Mul(state, e3)")]),
         ("float flag", [("decayed = Mul(state, e2)", "e3 = Mul(e2, flag)\n  decayed = Mul(state, e3)")]),
-        ("float flag", [("  o = ", "  z = Sub(flag, flag)\n  r1 = Add(read, z)\n  o = "), ("(read, row)", "(r1, row)")]),
+        ("float flag", [("  o = ", "  z = Sub(flag, flag)\n  r1 = Add(read, z)\n  o = "), READ]),
     ],
 )  # fmt: skip
 def test_an_input_that_is_no_operand_refuses(given: str, edits: list[tuple[str, str]], tmp_path: Path) -> None:
@@ -231,7 +239,9 @@ def test_a_foreign_operator_of_a_known_name_is_not_trusted(tmp_path: Path) -> No
 
 #: Places in `rec_dy18` -> what no draw reaches there.
 STEP_PLACES = {
-    **dict.fromkeys(["query", "value", "repeat_interleave", "select_2", "state", "mul_4", "sum_3", "mul_6", "sum_4"], 1e9),
+    **dict.fromkeys(
+        ["query", "value", "repeat_interleave", "select_2", "state", "mul_4", "sum_3", "mul_6", "sum_4"], 1e9
+    ),
     "select_3": 5.0,
     "exp": 300.0,
     "select_4": 10.0,
@@ -258,7 +268,7 @@ def judge(base: onnx.ModelProto, plain: ort.InferenceSession, place: str, far: f
     out = folder / "out.onnx"
     try:
         report = graphs.fuse(graphs.save(model, folder), out)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     if report.exit:
         return "" if report.exit == 3 and not out.exists() else f"exit {report.exit}, {graphs.codes(report)}"

@@ -190,7 +190,10 @@ def test_half_stays_half_and_the_decay_is_single(name: str, fused) -> None:
     types = {port: shapes.dtype(shapes.graph.find(value)) for port, value in read_call(node).ports.items()}
     floats = {port: kind for port, kind in types.items() if kind in (TensorProto.FLOAT, TensorProto.FLOAT16)}
     state = "initial_state" if fused_type(node) == "ChunkGatedDeltaRule" else "state"
-    assert floats == {**dict.fromkeys(["query", "key", "value", "beta", state], TensorProto.FLOAT16), "g": TensorProto.FLOAT}
+    assert floats == {
+        **dict.fromkeys(["query", "key", "value", "beta", state], TensorProto.FLOAT16),
+        "g": TensorProto.FLOAT,
+    }
     declared = {info.name: info.type.tensor_type.elem_type for info in done.model.graph.value_info}
     assert [declared[output] for output in node.output] == [TensorProto.FLOAT16] * 2
     # From the kernel's output to the graph's: moves and, at most, no-op casts to half; single precision nowhere.
@@ -290,9 +293,8 @@ def test_op_overrides_within_the_limits(tmp_path: Path) -> None:
 
 def mixed(tmp_path: Path) -> Path:
     """A model with a site that can be fused and one that cannot."""
-    parts = []
-    for name in ("steps_ts17", "leak_ts17"):
-        parts.append(onnx.compose.add_prefix(onnx.load(export(name).path), f"{name[:4]}."))
+    names = ("steps_ts17", "leak_ts17")
+    parts = [onnx.compose.add_prefix(onnx.load(export(name).path), f"{name[:4]}.") for name in names]
     return graphs.save(onnx.compose.merge_models(*parts, io_map=[]), tmp_path, "mixed.onnx")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import export_unfused
 import pytest
 
 from deltafuse import cli
@@ -25,12 +26,13 @@ def steps(block: str) -> list[str]:
     return [command for command in commands if not command.startswith(SETTING_UP)]
 
 
-def test_there_are_the_blocks_that_are_tested_here() -> None:
-    assert len(BLOCKS) == 3
+def test_there_are_the_blocks_that_are_tested() -> None:
+    # The last two are run where what they export is looked at: tests/test_export_unfused.py.
+    assert len(BLOCKS) == 5
 
 
 def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
-    quick, more, _ = BLOCKS
+    quick, more, *_ = BLOCKS
     commands = steps(quick) + steps(more)
     assert len(quick.splitlines()) == 1
     assert [command.split()[0] for command in steps(quick)] == ["fuse"] * 4 + ["cmp"]
@@ -60,7 +62,7 @@ def test_ci_can_be_run() -> None:
 
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"`?(--[a-z][a-z0-9-]+)", README)) - {"--help"}))
 def test_options_in_the_text_exist(option: str) -> None:
-    parsers = [cli.plain_parser(), *(make() for make in cli.PARSERS.values())]
+    parsers = [cli.plain_parser(), export_unfused.parser(), *(make() for make in cli.PARSERS.values())]
     known = {name for parser in parsers for name in re.findall(r"--[a-z][a-z0-9-]+", parser.format_help())}
     assert option in known
 

@@ -125,7 +125,12 @@ def test_exits_lead_from_each_reader_outside_to_where_the_core_begins(tmp_path: 
 
 @pytest.mark.parametrize(
     ("root", "chain"),
-    [("query", ["query", "q0", "q1", "q2"]), ("beta", ["beta", "b0", "b1"]), ("value", ["value", "v0"]), ("key", ["key", "k0", "k1"])],
+    [
+        ("query", ["query", "q0", "q1", "q2"]),
+        ("beta", ["beta", "b0", "b1"]),
+        ("value", ["value", "v0"]),
+        ("key", ["key", "k0", "k1"]),
+    ],
 )  # fmt: skip
 def test_a_role_chain_ends_where_the_core_begins(root: str, chain: list[str], tmp_path: Path) -> None:
     model, candidate = step_candidate(tmp_path)

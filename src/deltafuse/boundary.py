@@ -15,8 +15,6 @@ import onnx
 from onnx import TensorProto, helper
 
 from deltafuse.graph import Graph
-from deltafuse.lowering import read_call
-from deltafuse.reasons import Reason
 
 #: metadata of every node that a fuse wrote: the site's name
 SITE = "deltafuse.site"
@@ -32,37 +30,41 @@ class Bypass:
 
     Attributes:
         node: the fused node, reading unrounded operands and writing float32 results under new names.
+        dtypes: element types of its two results.
         before, after: nodes that must come before it and after it.
         replaced: graph node -> its new form, reading an unrounded result.
         idle: graph nodes that the new forms no longer need; whether they die depends on who else reads them.
     """
 
     node: onnx.NodeProto
+    dtypes: tuple[int, int]
     before: list[onnx.NodeProto] = field(default_factory=list[onnx.NodeProto])
     after: list[onnx.NodeProto] = field(default_factory=list[onnx.NodeProto])
     replaced: dict[int, tuple[onnx.NodeProto, ...]] = field(default_factory=dict[int, tuple[onnx.NodeProto, ...]])
     idle: list[int] = field(default_factory=list[int])
 
 
-def bypass(graph: Graph, index: int, prefix: str) -> Bypass:
+def bypass(graph: Graph, index: int, prefix: str, dtypes: tuple[int, int]) -> Bypass:
     """How the fused node `index` is read and written without its boundary.
 
     Args:
         graph: what the node is part of.
-        index: a fused node, see `deltafuse.lowering.fused_type`.
+        index: a fused node.
         prefix: start of every new name.
+        dtypes: element types of its two results; the first is that of its operands too.
     """
     node = graph.node(index)
-    call = read_call(node)
-    if isinstance(call, Reason) or call.dtype == TensorProto.FLOAT:
-        return Bypass(node)  # it is told where the node is lowered, or there is nothing to pass
-    walk = _Walk(graph, prefix, call.dtype, site_of(node), Bypass(node))
+    if dtypes[0] not in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        return Bypass(node, dtypes)
+    single = int(TensorProto.FLOAT)
+    walk = _Walk(graph, prefix, dtypes[0], site_of(node), Bypass(node, (single, single)))
     node.input[:] = [walk.source(value) for value in graph.node_inputs[index]]
     for position, value in enumerate(graph.node_outputs[index]):
         if not value:
             continue
         name = graph.name(value)
         node.output[position] = f"{prefix}/{position}_single"
+        walk.dtype = dtypes[min(position, 1)]
         if walk.results(value, node.output[position]):
             walk.found.after.append(walk.rounded(node.output[position], name))
     return walk.found
@@ -88,7 +90,7 @@ def dead(graph: Graph, removed: Iterable[int], idle: Iterable[int]) -> set[int]:
 
 @dataclass
 class _Walk:
-    """Follows one fused node's operands back and its results on."""
+    """Follows one fused node's operands back and its results on; `dtype` is the boundary's type."""
 
     graph: Graph
     prefix: str

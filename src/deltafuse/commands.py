@@ -145,14 +145,24 @@ def _demo(given: argparse.Namespace) -> int:
 
 def _targets(given: argparse.Namespace) -> int:
     from deltafuse import targets
+    from deltafuse.targets.listing import lines_of, target_document
 
-    entries: list[Document] = []
-    lines: list[str] = []
-    for name in targets.names():
-        limits = getattr(targets.get(name), "limits", ())
-        entries.append({"name": name, "limits": [{k: getattr(x, k) for k in ("code", "mark", "fact")} for x in limits]})
-        lines += [name, *(f"  {limit.mark}  {limit.code}: {limit.fact}" for limit in limits)]
-    return _show(given.json, {"targets": entries}, lines)
+    profiles = [targets.get(name) for name in targets.names()]
+    lines = [line for profile in profiles for line in lines_of(profile)]
+    return _show(given.json, {"targets": [target_document(profile) for profile in profiles]}, lines)
+
+
+def _lint(given: argparse.Namespace) -> int:
+    from deltafuse.lint import lint
+
+    with progress() as shown:
+        report = lint(given.fused, given.target, shown)
+    if given.json:
+        return _show(True, plain_document(report), (), report.exit)
+    from deltafuse.tables import console, print_lint
+
+    print_lint(report, console())
+    return report.exit
 
 
 def _patterns(given: argparse.Namespace) -> int:
@@ -189,6 +199,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "rollback": _rollback,
     "lower": _lower,
     "demo": _demo,
+    "lint": _lint,
     "targets": _targets,
     "patterns": _patterns,
     "version": _version,

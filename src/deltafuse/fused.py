@@ -139,4 +139,3 @@ def _with_nodes(model: onnx.ModelProto, nodes: Iterable[NodeProto]) -> onnx.Mode
     del copy.graph.node[:]
     copy.graph.node.extend(copies)
     return copy
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -21,9 +21,11 @@ from deltafuse.edits import Changes, Edit, Insertion
 from deltafuse.errors import UserError
 from deltafuse.files import check_output
 from deltafuse.graph import Graph
-from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node
+from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node, read_call
 from deltafuse.lowering_attention import LINEAR_ATTENTION, is_linear_attention, lower_attention, runtime_has
+from deltafuse.opset import adapt
 from deltafuse.options import AttentionMode, Progress, SilentProgress
+from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model, scan
 
@@ -31,6 +33,8 @@ __all__ = ["LowerReport", "Lowered", "lower"]
 
 #: ReduceSum takes its axes as an input from here on
 _OPSET = 13
+#: what the oldest onnxruntime that deltafuse runs on (1.23) takes
+_OLDEST_RUNTIME = 23
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _NAMES = (CHUNK.encode(), RECURRENT.encode(), LINEAR_ATTENTION.encode())
 
@@ -56,7 +60,7 @@ class LowerReport:
 
     Attributes:
         model, output: the files; output is None where nothing was written.
-        rounding: whether operands and results are rounded to float16 at the boundary, as the kernels do.
+        rounding: whether operands and results are rounded at the boundary, to float16 as a rule, as the kernels do.
         lowered: the nodes, in the order of the graph.
         nodes_before, nodes_after: nodes of the main graph.
         notes: what else is to be known, e.g. nodes that onnxruntime still does not run.
@@ -86,9 +90,9 @@ def lower(
     Args:
         fused: the file to read; never written.
         output: the file to write. External data is left where it is in the same folder, else copied.
-        rounding: round to float16 where the Custom nodes' kernels do. Without it the Casts to float16 that a fuse put
-            around them are passed too: the file computes in the unfused graph's own precision, which is for telling
-            a wrong result from a rounded one.
+        rounding: round to float16 (or bfloat16) where the kernels do. Without it the Casts that a fuse put around them
+            are passed too: the file computes in the unfused graph's own precision, which is for telling a wrong
+            result from a rounded one.
         linear_attention: lower LinearAttention ``auto``: where the installed onnxruntime lacks it, ``always`` (the file
             goes to another machine) or ``never``.
         progress: told about stages.
@@ -108,6 +112,9 @@ def lower(
         return LowerReport(str(fused), None, rounding, (), before, before, (_NOTHING, *notes), 3)
     _check_opset(model)
     found, changes = _changes(model, chosen, rounding)
+    opsets = _opsets(model, chosen)
+    changes = replace(changes, opsets=opsets)
+    notes = (*notes, *_opset_notes(model, chosen, opsets))
     old = model.metadata_parts.get(record.KEY, ())
     extra = [Edit(part.field, part.end, b"", "", "metadata") for part in old]
     shown.start("writing")
@@ -146,6 +153,36 @@ def _check_opset(model: Model) -> None:
         )
 
 
+def _opsets(model: Model, chosen: Sequence[int]) -> tuple[tuple[str, int], ...]:
+    """The opset that the file needs once its standard LinearAttention is gone; none where it is not known to do.
+
+    An onnxruntime without LinearAttention refuses the opset that came with it, whatever the file holds.
+    """
+    graph, have, others = model.graph, model.opset_imports.get("", 0), set(range(len(model.graph.op))) - set(chosen)
+    if not _has_standard(graph, chosen) or have <= _OLDEST_RUNTIME or model.functions:
+        return ()
+    plain = [index for index in sorted(others) if not graph.domain[index]]
+    known = all(onnx.defs.has(op, _OLDEST_RUNTIME, "") for op in {graph.op[index] for index in plain})
+    # A node that means the same in both is one that raising the opset leaves alone.
+    same = known and all(adapt(graph.node(index), _OLDEST_RUNTIME, have) is None for index in plain)
+    return (("", _OLDEST_RUNTIME),) if same else ()
+
+
+def _has_standard(graph: Graph, chosen: Sequence[int]) -> bool:
+    return any(graph.op[index] == LINEAR_ATTENTION and not graph.domain[index] for index in chosen)
+
+
+def _opset_notes(model: Model, chosen: Sequence[int], opsets: Sequence[tuple[str, int]]) -> Iterator[str]:
+    have = model.opset_imports.get("", 0)
+    if opsets:
+        yield f"the file imports opset {opsets[0][1]} in place of {have}, which nothing in it needs any more"
+    elif _has_standard(model.graph, chosen) and have > _OLDEST_RUNTIME:
+        yield (
+            f"the file still needs opset {have}, which an onnxruntime without LinearAttention may refuse: "
+            "convert it with onnx.version_converter"
+        )
+
+
 def _changes(model: Model, chosen: Sequence[int], rounding: bool) -> tuple[tuple[Lowered, ...], Changes]:
     graph = model.graph
     shapes = Shapes(model)
@@ -158,11 +195,11 @@ def _changes(model: Model, chosen: Sequence[int], rounding: bool) -> tuple[tuple
         node = graph.node(index)
         site = site_of(node)
         found.append(Lowered(name, fused_type(node) or node.op_type, site))
-        around = Bypass(node) if rounding or not fused_type(node) else bypass(graph, index, f"{name}/unrounded")
+        dtypes = _dtypes(shapes, index, node)
+        around = Bypass(node, dtypes) if rounding else bypass(graph, index, f"{name}/unrounded", dtypes)
         around.node.name = name
-        plain = _plain(shapes, index, around.node, rounding)
         label = site or name
-        inserted.append(Insertion(label, index, (*around.before, *plain, *around.after)))
+        inserted.append(Insertion(label, index, (*around.before, *_plain(around, rounding), *around.after)))
         # what two fused nodes share is replaced once
         fresh = {at: nodes for at, nodes in around.replaced.items() if at not in replaced}
         inserted += [Insertion(label, at, nodes) for at, nodes in fresh.items()]
@@ -184,9 +221,13 @@ def _labels(graph: Graph, chosen: Sequence[int]) -> Iterator[str]:
         yield name if name and count[name] == 1 else graph.name(first)
 
 
-def _plain(shapes: Shapes, index: int, node: NodeProto, rounding: bool) -> list[NodeProto]:
+def _dtypes(shapes: Shapes, index: int, node: NodeProto) -> tuple[int, int]:
+    """Element types of a node's two results; the first is that of its operands too."""
     if fused_type(node):
-        return lower_node(node, rounding=rounding)
+        call = read_call(node)
+        if isinstance(call, Reason):
+            raise UserError(call.code, call.text)
+        return call.dtype, call.dtype
     graph = shapes.graph
     inputs, outputs = graph.node_inputs[index], (*graph.node_outputs[index], 0)
     dtype = shapes.dtype(inputs[0]) or _declared(graph, outputs[0])
@@ -197,8 +238,13 @@ def _plain(shapes: Shapes, index: int, node: NodeProto, rounding: bool) -> list[
             "run onnx shape inference on the model first",
         )
     past = inputs[3] if len(inputs) > 3 else 0
-    state = (shapes.dtype(past) if past else _declared(graph, outputs[1])) or dtype
-    return lower_attention(node, dtype, state)
+    return dtype, (shapes.dtype(past) if past else _declared(graph, outputs[1])) or dtype
+
+
+def _plain(around: Bypass, rounding: bool) -> list[NodeProto]:
+    if fused_type(around.node):
+        return lower_node(around.node, rounding=rounding)
+    return lower_attention(around.node, *around.dtypes)
 
 
 def _declared(graph: Graph, value: int) -> int | None:
@@ -211,13 +257,6 @@ def _notes(model: Model, chosen: Sequence[int]) -> tuple[str, ...]:
     customs = [index for index, op in enumerate(graph.op) if op == "Custom" and not graph.domain[index]]
     left = [graph.node(index) for index in sorted(set(customs) - set(chosen))]
     notes = [f"onnxruntime does not know the Custom node {_title(node)}: it is left as it is" for node in left]
-    standard = any(graph.op[index] == LINEAR_ATTENTION and not graph.domain[index] for index in chosen)
-    if standard and not runtime_has(""):
-        opset = model.opset_imports.get("", 0)
-        notes.append(
-            f"the file stays of opset {opset}, which an onnxruntime without LinearAttention may refuse: convert it "
-            "with onnx.version_converter"
-        )
     spans = [graph.spans[index] for index, op in enumerate(graph.op) if op in _CONTROL] + list(model.functions)
     if any(model.mapped.find(name, *span) >= 0 for name in _NAMES for span in spans):
         notes.append(

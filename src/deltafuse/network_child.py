@@ -63,6 +63,8 @@ def _load(request: dict[str, Any]) -> Callable[[Path], dict[str, str]]:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    # Weights of float16 are cast where there is no kernel for it: in this order each just before it is needed.
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = ort.InferenceSession(request["model"], options, providers=["CPUExecutionProvider"])

@@ -70,6 +70,7 @@ class OutputVerdict:
     Attributes:
         verdict: ``passes`` where the bar is met: not yet that both are equal.
         shape, dtype: of the fused model's output.
+        rms: root mean square of the unfused values.
         cosine, nrmse, max_abs: None where both cannot be compared.
         top1: for logits only.
     """
@@ -78,6 +79,7 @@ class OutputVerdict:
     verdict: Literal["passes", "differs"]
     shape: tuple[int, ...]
     dtype: str
+    rms: float | None = None
     cosine: float | None = None
     nrmse: float | None = None
     max_abs: float | None = None
@@ -151,6 +153,7 @@ def _measured(name: str, unfused: Array, fused: Array, logits: bool) -> OutputVe
         "passes" if met else "differs",
         fused.shape,
         str(fused.dtype),
+        sqrt(sums.unfused / fused.size) if fused.size else 0.0,
         sums.cosine,
         sums.nrmse,
         sums.max_abs,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from deltafuse import region
 from deltafuse.bench import Bench, Binding, bindings, open_bench
-from deltafuse.dims import Dim, is_clamped
+from deltafuse.bodies import LOOPS
+from deltafuse.coverage import other_beyond, short_loop
+from deltafuse.dims import Dim
 from deltafuse.draws import DRAWS, Array
 from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
@@ -37,8 +38,6 @@ TEXTS.update(
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
         "decay-shape": "the log decay has the shape {shape}, not one number per token and head: a decay per channel "
         "(Kimi Delta Attention, Gated DeltaNet-2) is another rule",
-        "trip-count": "the loop {node} has a trip count that does not follow the token axis ({count}): "
-        "it may stop before the last token",
         "no-output": "nothing outside reads the rule's output",
     }
 )
@@ -211,10 +210,14 @@ def _why_not(setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Ar
 def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> Proven | Reason:
     explained, out, final = fit.explained, fit.out, fit.final
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
-    short = _short_loop(setting, explained.assignment)
+    loops = [node for node in setting.candidate.core if setting.model.graph.op[node] in LOOPS]
+    short = short_loop(setting.model.graph, setting.shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
+    other = other_beyond(trial, binding, validity, looping=bool(loops))
+    if other is not None:
+        return other
     errors: list[float] = []
     for seed, how in enumerate(DRAWS):
         error = trial.error(at, how, seed, full=seed == 0)
@@ -237,22 +240,6 @@ def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> P
         len(errors),
         replace(trial, binding=at, validity=validity),
     )
-
-
-def _short_loop(setting: _Setting, assignment: Assignment) -> Reason | None:
-    """A loop whose trip count is not known to follow the token axis: it may stop short where no trial goes."""
-    graph, shapes = setting.model.graph, setting.shapes
-    free = any(not isinstance(dim, int) for dim in shapes.shape(assignment.values["g"]) or ())
-    for node in setting.candidate.core:
-        if graph.op[node] != "Loop" or not free:
-            continue
-        trips = shapes.contents(graph.node_inputs[node][0])
-        count = [] if trips is None else cast("list[Dim]", trips.ravel().tolist())
-        # A fixed count shows in the valid range.
-        if len(count) != 1 or is_clamped(count[0]):
-            shown = ", ".join(map(str, count)) or "not known"
-            return Reason("trip-count", {"node": graph.node_name(node), "count": shown})
-    return None
 
 
 def _ends(setting: _Setting, explained: Explained) -> tuple[int, int | None] | Reason:

@@ -14,6 +14,7 @@ from deltafuse.match import Dims, FuseReport, Match, Pinned, SiteReport, Validit
 from deltafuse.report import dim
 
 if TYPE_CHECKING:
+    from deltafuse.lint import LintReport
     from deltafuse.network_diff import OutputVerdict, Top1
     from deltafuse.probing import Listing, NodeRow, TensorRow
     from deltafuse.verify import NetworkReport, VerifyReport
@@ -263,6 +264,17 @@ def _tensor_row(row: TensorRow) -> tuple[str, ...]:
 def _node_row(row: NodeRow) -> tuple[str, ...]:
     op = f"{row.domain}.{row.op}" if row.domain else row.op
     return str(row.index), op, row.name, ", ".join(row.inputs), ", ".join(row.outputs)
+
+
+def print_lint(report: LintReport, screen: Console) -> None:
+    """The report of ``fuse lint``."""
+    for finding in report.findings:
+        where = f"{finding.node}, {finding.part}" if finding.part else finding.node
+        screen.print(f"{finding.code}: {where}: found {finding.found}; wanted {finding.wanted}; {finding.fix}")
+    for note in report.notes:
+        screen.print(f"note, {note.node}: {note.found}")
+    counted = f"{report.nodes} fused nodes against {', '.join(report.targets)}"
+    screen.print(f"{counted}: {len(report.findings) or 'no'} findings, {len(report.notes)} notes")
 
 
 def summary(report: FuseReport) -> str:

@@ -63,8 +63,7 @@ class Trial:
         """
         assignment = self.explained.assignment
         operands, sizes = self.draw(binding, how, seed)
-        ends = (self.out,) if self.final is None else (self.out, self.final)
-        ran = self.bench.run(assignment.write(operands), binding.numbers, ends)
+        ran = self.results(binding, operands)
         if isinstance(ran, Reason):
             return ran
         if not all(np.isfinite(array).all() for array in ran.values()):
@@ -75,6 +74,11 @@ class Trial:
         if self.final is None:
             return error
         return max(error, self._compare(ran[self.final], self.explained.finals[self.final], "BHKV", sizes, mix, final))
+
+    def results(self, binding: Binding, operands: Operands) -> dict[int, Array] | Reason:
+        """What the cut makes of operands: out and, if there is one, the final state, by value id."""
+        ends = (self.out,) if self.final is None else (self.out, self.final)
+        return self.bench.run(self.explained.assignment.write(operands), binding.numbers, ends)
 
     def draw(self, binding: Binding, how: Draw, seed: int) -> tuple[Operands, dict[str, int]]:
         """Operands for one draw, and their sizes."""

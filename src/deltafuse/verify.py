@@ -30,10 +30,11 @@ from deltafuse.wire import scan
 
 __all__ = ["Finding", "NetworkReport", "Rounding", "SiteVerdict", "VerifyReport", "verify"]
 
-#: Why a whole model cannot be run here, whatever it is fed with: the site level is then all there is.
-OBSTACLES = frozenset(
-    {"network-data-missing", "network-data-short", "network-foreign-operator", "network-operator-missing"}
-)
+#: Why whole models cannot be compared here, whatever they are fed with: the site level is then all there is.
+OBSTACLES = frozenset({
+    "network-data-missing", "network-data-short", "network-foreign-operator", "network-operator-missing",
+    "network-silent",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 from onnx import AttributeProto
@@ -249,3 +250,20 @@ def _range(text: str) -> tuple[int, int] | None:
 def free_symbols(pair: Pair) -> list[str]:
     """Symbols in the sizes of a pair's inputs, sorted."""
     return sorted({name for item in pair.inputs for dim in item.shape for name in symbols(dim)})
+
+
+def axis_dims(pair: Pair, axis: Literal["batch", "tokens"]) -> list[Dim]:
+    """The free sizes of the batch or the token axis: exporters may give every operand its own symbol.
+
+    The log decay tells where the axes are: [B, T, H], [B, H, T] or [T, H]; other operands have them in the same place.
+    """
+    decays = [item.shape for item in pair.inputs if item.part.role == "g"]
+    shapes = [item.shape for item in pair.inputs if item.part.role in ("g", "beta", "query", "key", "value")]
+    free = [index for index, dim in enumerate(decays[0]) if not isinstance(dim, int)] if decays else []
+    if axis == "batch":
+        batched = bool(decays) and len(decays[0]) > 2 and 0 in free
+        states = [item.shape for item in pair.inputs if item.part.role == "state"]
+        return [shape[0] for shape in (*shapes, *states) if batched and not isinstance(shape[0], int)]
+    wanted = [index for index in free if index or len(decays[0]) < 3]
+    dims = [shape[wanted[0]] for shape in shapes if wanted and len(shape) > wanted[0]]
+    return [dim for dim in dims if not isinstance(dim, int)]

@@ -17,10 +17,9 @@ from onnx import TensorProto
 from deltafuse.dims import Dim, parse
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
-from deltafuse.lowering_attention import LINEAR_ATTENTION
-from deltafuse.opset import adapt, stale
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.tensors import TensorHead
+from deltafuse.verify_opset import opset_findings, rewritten
 from deltafuse.wire import Model
 
 TEXTS.update(
@@ -33,9 +32,6 @@ TEXTS.update(
         "changed-initializer": "the initializer {value} is not the same in both files",
         "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one",
         "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}",
-        "changed-opset": "the opset of domain {domain!r} went from {unfused} to {fused}",
-        "stale-operator": "the fused file is of opset {fused}, raised from {unfused}, but {value} is written by an operator "
-        "of the old form; fuse the model again",
         "changed-functions": "the model's local functions differ",
         "site-unread": "nothing reads the results of the fused site {site}",
     }
@@ -69,7 +65,7 @@ class Difference:
 
 def compare(unfused: Model, fused: Model) -> Difference:
     """Compares two files node by node, whatever their order."""
-    changed = _changed(unfused, fused)
+    changed, raised = _changed(unfused, fused)
     groups = _connected(fused.graph, changed)
     kernels = set(fused_nodes(fused.graph, changed))
     regions = [_region(fused.graph, nodes, kernels) for nodes in groups if kernels & set(nodes)]
@@ -77,7 +73,7 @@ def compare(unfused: Model, fused: Model) -> Difference:
     findings = [
         *_model_findings(unfused, fused),
         *_stray(fused.graph, stray),
-        *_values(unfused, fused, set(changed), regions),
+        *_values(unfused, fused, set(changed), raised, regions),
     ]
     findings += [Reason("site-unread", {"site": fused.graph.node_name(r.fused[0])}) for r in regions if not r.outputs]
     return Difference(tuple(region for region in regions if region.outputs), tuple(findings))
@@ -88,10 +84,11 @@ def reads(graph: Graph, node: int) -> tuple[int, ...]:
     return graph.node_inputs[node] + graph.captures.get(node, ())
 
 
-def _changed(before: Model, after: Model) -> list[int]:
+def _changed(before: Model, after: Model) -> tuple[list[int], set[int]]:
     """Nodes of the fused graph that the unfused one lacks: by bytes, and where these differ by what they decode to.
 
-    A node that the raised opset writes in another form is not lacking: its new form counts as its own.
+    Returns:
+        Those, and nodes that are written in the form of a raised opset: the unfused graph has them in the old form.
     """
     unfused, fused = before.graph, after.graph
     known = Counter(bytes(unfused.data[start:end]) for start, end in unfused.spans)
@@ -103,27 +100,21 @@ def _changed(before: Model, after: Model) -> list[int]:
         else:
             left.append(node)
     if not left:
-        return []
+        return [], set()
     rest = Counter(_decoded(message) for message, count in known.items() for _ in range(count))
-    rest += _rewritten(rest, before.opset_imports.get("", 0), after.opset_imports.get("", 0))
+    forms = rewritten(rest, before, after)
     changed: list[int] = []
+    raised: set[int] = set()
     for node in left:
         message = fused.node(node).SerializeToString(deterministic=True)
         if rest[message] > 0:
             rest[message] -= 1
+        elif forms[message] > 0:
+            forms[message] -= 1
+            raised.add(node)
         else:
             changed.append(node)
-    return changed
-
-
-def _rewritten(nodes: Counter[bytes], have: int, want: int) -> Counter[bytes]:
-    """The nodes that others become when the opset is raised."""
-    found: Counter[bytes] = Counter()
-    for message, count in nodes.items() if want > have else ():
-        new = adapt(onnx.NodeProto.FromString(message), have, want)
-        if isinstance(new, tuple):
-            found.update(dict.fromkeys((node.SerializeToString(deterministic=True) for node in new), count))
-    return found
+    return changed, raised
 
 
 def _decoded(field: bytes) -> bytes:
@@ -173,7 +164,9 @@ def _stray(graph: Graph, nodes: Sequence[int]) -> Iterator[Reason]:
         yield Reason("changed-outside", {"count": len(nodes), "value": (outputs or ["nothing"])[0]})
 
 
-def _values(unfused: Model, fused: Model, changed: set[int], regions: Iterable[Region]) -> Iterator[Reason]:
+def _values(
+    unfused: Model, fused: Model, changed: set[int], raised: set[int], regions: Iterable[Region]
+) -> Iterator[Reason]:
     """Values whose origin in the fused file is not their origin in the unfused one."""
     before, after = unfused.graph, fused.graph
     written = Counter(value for outputs in after.node_outputs for value in outputs if value)
@@ -184,7 +177,9 @@ def _values(unfused: Model, fused: Model, changed: set[int], regions: Iterable[R
     for node in range(len(after.op)):
         if node not in changed:
             needed.update(dict.fromkeys(reads(after, node)))
-    names = [after.name(value) for value in needed if value]
+    # What was an attribute may be a constant at a raised opset.
+    new = {value for node in raised if after.op[node] == "Constant" for value in after.node_outputs[node]}
+    names = [after.name(value) for value in needed if value and value not in new]
     for name in dict.fromkeys((*names, *(name for region in regions for name in region.inputs))):
         reason = _origin(before, after, name)
         if reason is not None:
@@ -210,27 +205,11 @@ def _kind(graph: Graph, value: int) -> str:
 
 
 def _model_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
-    for domain, version in unfused.opset_imports.items():
-        now = fused.opset_imports.get(domain)
-        if not domain and now is not None and now > version:
-            yield from _raised(unfused, fused, version)
-        elif now != version:
-            yield Reason("changed-opset", {"domain": domain, "unfused": version, "fused": now})
+    yield from opset_findings(unfused, fused)
     if _functions(unfused) != _functions(fused):
         yield Reason("changed-functions")
     yield from _interface(unfused.graph, fused.graph)
     yield from _initializers(unfused, fused)
-
-
-def _raised(unfused: Model, fused: Model, version: int) -> Iterator[Reason]:
-    """A raised opset is right where an operator needs it and every other one is written for it."""
-    graph, now = fused.graph, fused.opset_imports[""]
-    node = stale(fused, version)
-    if not any(op == LINEAR_ATTENTION and not domain for op, domain in zip(graph.op, graph.domain, strict=True)):
-        yield Reason("changed-opset", {"domain": "", "unfused": version, "fused": now})
-    elif node is not None:
-        value = graph.name(graph.node_outputs[node][0])
-        yield Reason("stale-operator", {"unfused": version, "fused": now, "value": value})
 
 
 def _functions(model: Model) -> Counter[bytes]:

@@ -30,6 +30,8 @@ __all__ = ["InputReport", "NetworkReport", "OutputVerdict", "RunReport", "Top1",
 TEXTS.update(
     {
         "network-sizes": "{error} The node {node} ({op}) reads {operands}: {advice}",
+        "network-silent": "every output of {path} is zero on these inputs, so that there is nothing to compare: are its "
+        "weights filled in?",
         "fused-does-not-run": "the unfused model runs on these inputs and the fused one does not: {error}",
     }
 )
@@ -148,7 +150,7 @@ def _stopped(
     return _report(networks, (), runs, finding(failed))
 
 
-def _compared(networks: Networks, runs: Mapping[str, Ran], progress: Progress) -> NetworkReport:
+def _compared(networks: Networks, runs: Mapping[str, Ran], progress: Progress) -> NetworkReport | Reason:
     progress.start("comparing outputs")
     roles = networks.inputs.roles.values()
     vocabulary = max((role.rows for role in roles if role.role == "ids"), default=0)
@@ -158,6 +160,9 @@ def _compared(networks: Networks, runs: Mapping[str, Ran], progress: Progress) -
     for verdict in compare_outputs(unfused, fused, vocabulary):
         verdicts.append(verdict)
         progress.advance(len(verdicts), total)
+    measured = [verdict for verdict in verdicts if verdict.rms is not None]
+    if measured and not any(verdict.rms or verdict.max_abs for verdict in measured):
+        return Reason("network-silent", {"path": networks.unfused.path})
     return _report(networks, verdicts, runs, None)
 
 

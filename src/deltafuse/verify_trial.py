@@ -17,11 +17,12 @@ from deltafuse.draws import DRAWS, Draw
 from deltafuse.fused import call as read_call
 from deltafuse.fused import kernel, lower_exact, runnable
 from deltafuse.lowering import Call
+from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.probe import Session, Worker, to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
 from deltafuse.verify_bars import BARS, EXACT
-from deltafuse.verify_cut import Pair, free_symbols
+from deltafuse.verify_cut import Pair, axis_dims, free_symbols
 from deltafuse.verify_feeds import FLOATS, Array, feeds
 
 Double = npt.NDArray[np.float64]
@@ -106,6 +107,7 @@ class _Trial:
     def __init__(self, pair: Pair, worker: Worker) -> None:
         self._pair = pair
         self._worker = worker
+        self._batch = 1
 
     def run(self) -> SiteVerdict | Reason:
         unfused = self._load(to_double(self._pair.unfused))
@@ -157,6 +159,7 @@ class _Trial:
     def _sizes(self, unfused: Session) -> tuple[int, ...] | Reason:
         """Token counts to compare at: inside the range the file states, else the first that runs."""
         tokens, valid = self._pair.tokens, self._pair.valid
+        self._batch = self._batches(unfused)
         if isinstance(tokens, int):
             return (tokens,)
         if valid is not None:
@@ -170,10 +173,22 @@ class _Trial:
             failed = Reason("no-size-runs", {"error": ran.text})
         return failed
 
+    def _batches(self, unfused: Session) -> int:
+        """Two sequences where the operator takes them and the unfused nodes are right for more than one."""
+        low, high = self._pair.valid or (TOKENS[0], TOKENS[0])
+        kernels = [kernel(node) for node in self._pair.fused.graph.node]
+        if LINEAR_ATTENTION not in kernels:
+            return 1
+        self._batch = 2
+        ran = self._outputs(unfused, next(self._runs(min(max(TOKENS[0], low), high))))
+        return 1 if isinstance(ran, Reason) else 2
+
     def _numbers(self, tokens: int) -> dict[str, int]:
-        # Other free axes belong to a batch that is not pinned: the kernels take one sequence.
+        # Free axes that are neither are taken to be one.
         numbers = dict.fromkeys(free_symbols(self._pair), 1)
-        return numbers | (solve([(self._pair.tokens, tokens)], ()) or {})
+        wanted = [(dim, self._batch) for dim in axis_dims(self._pair, "batch")]
+        wanted += [(dim, tokens) for dim in (self._pair.tokens, *axis_dims(self._pair, "tokens"))]
+        return numbers | (solve(wanted, ()) or solve([(self._pair.tokens, tokens)], ()) or {})
 
     def _exact(self, unfused: Session, size: int) -> Session | Reason:
         """The fused side in double, with the scale that its float32 attribute stands for.

@@ -24,16 +24,16 @@ LIMITS = (
     limits.bf16_boundary("S"),
 )
 CGDR_LIMITS = (
-    limits.head_size("S", DIM, "tiling fails"),
-    limits.value_head_size("S", DIM, "tiling fails"),
-    limits.head_count("S", HEADS, "tiling fails"),
+    limits.head_size("S", DIM, f"above {DIM} tiling fails"),
+    limits.value_head_size("S", DIM, f"above {DIM} tiling fails"),
+    limits.head_count("S", HEADS, f"above {HEADS} tiling fails"),
 )
 RGDR_LIMITS = (
     limits.rgdr_boundary("S"),
     limits.rgdr_tokens("S", RGDR_TOKENS),
-    limits.head_size("S", RGDR_DIM, "tiling fails"),
-    limits.value_head_size("S", RGDR_DIM, "tiling fails"),
-    limits.head_count("S", RGDR_HEADS, "tiling fails"),
+    limits.head_size("S", RGDR_DIM, f"above {RGDR_DIM} tiling fails"),
+    limits.value_head_size("S", RGDR_DIM, f"above {RGDR_DIM} tiling fails"),
+    limits.head_count("S", RGDR_HEADS, f"above {RGDR_HEADS} tiling fails"),
 )
 
 PROFILE = Profile(

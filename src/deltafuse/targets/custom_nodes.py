@@ -48,7 +48,7 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
     for node in nodes:
         if node.op_type == "Custom":
             annotate(node, custom_properties(match))
-    return Plan(match, operator.op, nodes, _value_info(match, case, outputs), _pins(match, case), _notes(match, case))
+    return Plan(match, operator.op, nodes, _value_info(match, case, outputs), _pins(match, case), _notes(match, operator, case))
 
 
 def _operands(emitter: Emitter, match: Match, operator: Operator, case: Case) -> dict[str, str]:
@@ -210,9 +210,12 @@ def _axis_pins(match: Match, role: Role, letter: str, size: int) -> list[tuple[i
     return found
 
 
-def _notes(match: Match, case: Case) -> tuple[str, ...]:
+def _notes(match: Match, operator: Operator, case: Case) -> tuple[str, ...]:
     rounded = [name for name, dtype in case.dtypes.items() if dtype != case.boundary]
     rounded = [name for name in rounded if name not in ("out", "final_state")]
+    gate = operator.port("g")
+    if gate is not None and match.g.dtype not in gate.dtypes:
+        rounded.append("g")
     typed = _NAMES[case.boundary]
     notes = [f"{typed}_boundary: {', '.join(rounded)} rounded to {typed}"] if rounded else []
     if not case.options.pin and not isinstance(match.dims.batch, int):

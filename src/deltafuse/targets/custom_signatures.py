@@ -60,7 +60,7 @@ CGDR = _operator(
 RGDR = _operator(
     "RecurrentGatedDeltaRule",
     "rgdr",
-    "7-input",
+    "10-input",
     (
         _QUERY, _KEY, _VALUE, _BETA, Port("state", "BHVK", "state", fresh=True),
         Port("actual_seq_lengths", "B", "lengths", (INT32,), constant=True),

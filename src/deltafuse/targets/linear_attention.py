@@ -58,9 +58,7 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
     return Plan(match, operator.op, nodes, info, (), _notes(match, case))
 
 
-def _packed(
-    emitter: Emitter, what: str, role: Role, norm: Norm | None, match: Match, repeats: int, case: Case
-) -> str:
+def _packed(emitter: Emitter, what: str, role: Role, norm: Norm | None, match: Match, repeats: int, case: Case) -> str:
     """Query or key: normalised on the heads it has, repeated where the operator cannot share them, packed."""
     sizes = _sizes(match, "key")
     if norm is None and repeats == 1:

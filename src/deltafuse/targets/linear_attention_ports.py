@@ -30,6 +30,4 @@ ATTRIBUTES = (
 
 def operator(domain: str, signature: str) -> Operator:
     """LinearAttention of one domain."""
-    return Operator(
-        "LinearAttention", "", signature, "LinearAttention", domain, INPUTS, OUTPUTS, ATTRIBUTES
-    )
+    return Operator("LinearAttention", "", signature, "LinearAttention", domain, INPUTS, OUTPUTS, ATTRIBUTES)

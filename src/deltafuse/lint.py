@@ -1,0 +1,235 @@
+"""``fuse lint``: the fused nodes of any ONNX file, ours or written by other tools, against a target's profile.
+
+A file without findings may still have notes: what is unusual but right, such as results whose type is not declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from deltafuse import targets
+from deltafuse.errors import DeltafuseError
+from deltafuse.external import external_tensors
+from deltafuse.lint_attention import attention_findings
+from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
+from deltafuse.lint_operands import (
+    constant_findings,
+    memory_findings,
+    operand_findings,
+    result_findings,
+    sequence_findings,
+    sizes_of,
+)
+from deltafuse.lint_view import Finding, View, is_attention
+from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
+from deltafuse.shapes import Shapes
+from deltafuse.targets import Profile
+from deltafuse.targets.base import Case
+from deltafuse.targets.profile import Operator
+from deltafuse.wire import Model, scan
+
+__all__ = ["Finding", "LintReport", "lint"]
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """What was looked at, and what was found.
+
+    Attributes:
+        targets: profiles that the nodes were held against.
+        nodes: how many fused nodes there are.
+        notes: unusual, but right.
+        exit: 0 without findings, 5 with, 3 where there is no fused node.
+    """
+
+    model: str
+    targets: tuple[str, ...]
+    nodes: int
+    findings: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+    exit: int
+
+
+def lint(fused: Path, target: str | None = None, progress: Progress | None = None) -> LintReport:
+    """Looks over a file.
+
+    Args:
+        fused: the file; weights are not read.
+        target: profile to hold it against; None for those that its nodes are of.
+        progress: told about stages.
+
+    Raises:
+        UserError: the file cannot be read, or there is no such target.
+    """
+    shown = progress or SilentProgress()
+    shown.start("looking over")
+    model = scan(fused)
+    shapes = Shapes(model)
+    found = [node for node, op in enumerate(model.graph.op) if op in ("Custom", LINEAR_ATTENTION)]
+    profiles = [targets.get(target)] if target is not None else _profiles(model, found)
+    findings: list[Finding] = []
+    notes: list[Finding] = []
+    count = 0
+    for profile in profiles:
+        for node in found:
+            view = _view(model, shapes, profile, node)
+            if view is None:
+                findings += _unknown(model, profile, node)
+                continue
+            count += 1
+            findings += _node_findings(view)
+            notes += _node_notes(view)
+        findings += _graph_findings(model, profile)
+    names = tuple(profile.name for profile in profiles)
+    unique, noted = tuple(dict.fromkeys(findings)), tuple(dict.fromkeys(notes))
+    return LintReport(str(fused), names, count, unique, noted, 5 if unique else 0 if count else 3)
+
+
+def _profiles(model: Model, nodes: list[int]) -> list[Profile]:
+    """The targets that the nodes are of; the default one where there is none."""
+    graph = model.graph
+    names = dict.fromkeys(
+        DEFAULT_TARGET if graph.op[node] == "Custom" else "ort" if graph.domain[node] else "onnx" for node in nodes
+    )
+    return [targets.get(name) for name in names or (DEFAULT_TARGET,)]
+
+
+def _view(model: Model, shapes: Shapes, profile: Profile, node: int) -> View | None:
+    """The node as one of the profile's operators, None where it is none of them."""
+    graph = model.graph
+    message, attributes = graph.node(node), graph.attributes(node)
+    operator = _operator(profile, message, attributes)
+    if operator is None:
+        return None
+    first = next((name for name in message.output if name), "")
+    view = View(model, shapes, profile, node, message, message.name or first, attributes, operator)
+    results = tuple(graph.node_outputs[node])
+    return replace(view, ports=_ports(view), results=results, boundary=_boundary(view))
+
+
+def _operator(profile: Profile, message: onnx.NodeProto, attributes: dict[str, onnx.AttributeProto]) -> Operator | None:
+    if message.op_type == LINEAR_ATTENTION:
+        domain = "" if message.domain == "ai.onnx" else message.domain
+        return next((one for one in profile.operators if one.op == LINEAR_ATTENTION and one.domain == domain), None)
+    op = value_of(attributes["type"]) if "type" in attributes else ""
+    names = value_of(attributes["input_names"]) if "input_names" in attributes else None
+    known = [one for one in profile.operators if one.op == op]
+    same = [one for one in known if [port.name for port in one.inputs] == names]
+    return next(iter((*same, *known)), None)
+
+
+def _ports(view: View) -> dict[str, int]:
+    """Names of inputs -> values; an index that does not fit is told by a rule of its own."""
+    inputs, names = view.graph.node_inputs[view.node], [port.name for port in view.operator.inputs]
+    index = range(len(inputs))
+    if not is_attention(view) and "input_index" in view.attributes:
+        index = list(view.attributes["input_index"].ints)
+    pairs = zip(index, inputs, strict=False)
+    return {names[place]: value for place, value in pairs if value and 0 <= place < len(names)}
+
+
+def _boundary(view: View) -> int:
+    """The type that the node says, or that its query has; the profile's where it takes neither."""
+    attribute = view.attributes.get("dtype")
+    said = attribute.i if attribute is not None else None
+    if is_attention(view):
+        query = view.graph.find(view.message.input[0]) if view.message.input else None
+        said = view.shapes.dtype(query) if query else None
+    return said if said in view.profile.boundaries else view.profile.boundaries[0]
+
+
+def _unknown(model: Model, profile: Profile, node: int) -> Iterator[Finding]:
+    """A Custom node that is meant for the target, by its name, and that the target does not have."""
+    message, attributes = model.graph.node(node), model.graph.attributes(node)
+    name = message.name or next(iter(message.output), "")
+    if message.op_type != "Custom" or not any(one.op_type == "Custom" for one in profile.operators):
+        return
+    known = ", ".join(dict.fromkeys(one.op for one in profile.operators))
+    if "type" not in attributes:
+        yield Finding("attribute-missing", name, "type", "absent", known, "say which operator the node calls")
+    elif "GatedDelta" in str(value_of(attributes["type"])):
+        found = str(value_of(attributes["type"]))
+        yield Finding("unknown-type", name, "type", found, known, f"use one of {known}, or another --target")
+
+
+def _node_findings(view: View) -> Iterator[Finding]:
+    yield from attribute_findings(view)
+    if not is_attention(view) and view.message.domain:
+        fix = "leave the domain empty: the converter's parser goes by op_type alone"
+        yield view.finding("domain", "domain", view.message.domain, "''", fix)
+    sizes, disagreeing = sizes_of(view)
+    yield from operand_findings(view)
+    yield from disagreeing
+    yield from result_findings(view, sizes)
+    yield from constant_findings(view)
+    yield from memory_findings(view)
+    if is_attention(view):
+        yield from scale_findings(view, "scale")
+        yield from attention_findings(view)
+        return
+    yield from custom_findings(view, sizes)
+    yield from sequence_findings(view, sizes)
+    yield from _gates(view)
+    yield from _limits(view, sizes)
+
+
+def _gates(view: View) -> Iterator[Finding]:
+    shape = view.shape(view.ports["gk"]) if "gk" in view.ports else None
+    if "g" in view.ports and shape and shape[-1] == 1:
+        fix = "add gk to g: with both, a gk of one number a head is dropped"
+        yield view.finding("gk-scalar", "gk", "one number a head beside g", "one per key channel, or absent", fix)
+
+
+def _limits(view: View, sizes: dict[str, int]) -> Iterator[Finding]:
+    lengths = view.operator.port("lengths")
+    array = view.array(view.ports[lengths.name]) if lengths is not None and lengths.name in view.ports else None
+    tokens = sizes.get("T") if array is None else int(array.max())
+    batch = sizes.get("B") if array is None else int(array.size)
+    case = Case(
+        batch, tokens, "not fixed", sizes.get("N"), sizes.get("H"), sizes.get("K"), sizes.get("V"),
+        boundary=view.boundary,
+    )  # fmt: skip
+    for limit in (*view.profile.shared, *view.operator.limits):
+        reason = limit.check(case)
+        if reason is not None:
+            yield view.finding(reason.code, "", reason.text, limit.fact, "see `fuse targets`")
+
+
+def _node_notes(view: View) -> Iterator[Finding]:
+    missing = [view.graph.name(value) for value in view.results if value and view.graph.value_info(value) is None]
+    if missing:
+        fix = "nothing: but a converter that asks for the type has to work it out"
+        yield view.finding("no-value-info", "", f"no declared type of {', '.join(missing)}", "declared", fix)
+
+
+def _graph_findings(model: Model, profile: Profile) -> Iterator[Finding]:
+    graph = model.graph
+    for node, op in enumerate(graph.op):
+        if op in profile.lint.forbidden_ops and not graph.domain[node]:
+            name = graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+            fix = "take the control flow out: export with fixed branches, or fuse the loop"
+            yield Finding("control-flow", name, "", op, "no control flow", fix)
+    if profile.lint.own_data:
+        yield from _shared_data(model)
+
+
+def _shared_data(model: Model) -> Iterator[Finding]:
+    """External data names are local to a graph: converters of two graphs in one folder overwrite each other's files."""
+    own = {head.external.get("location", "") for head in external_tensors(model)}
+    if not own:
+        return
+    for path in sorted(model.path.parent.glob("*.onnx")):
+        if path.resolve() == model.path.resolve():
+            continue
+        try:
+            others = {head.external.get("location", "") for head in external_tensors(scan(path))}
+        except DeltafuseError:
+            continue
+        for location in sorted(own & others):
+            fix = "put each graph into a folder of its own"
+            yield Finding("shared-data", path.name, "external_data", f"both use {location}", "a file of its own", fix)

@@ -1,0 +1,96 @@
+"""LinearAttention against its operator's documentation: heads, widths, inputs that the rule needs, opset import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deltafuse.lint_view import Finding, View
+
+_RULES = ("linear", "gated", "delta", "gated_delta")
+
+
+def attention_findings(view: View) -> Iterator[Finding]:
+    """What the signature alone does not say."""
+    yield from _rule(view)
+    yield from _opset(view)
+    count = len([value for value in view.results if value])
+    if count < 2:
+        fix = "name both results: neither is optional"
+        yield view.finding("output-count", "present_state", f"{count} outputs", "2 outputs", fix)
+    heads = [view.attributes[name].i for name in ("q_num_heads", "kv_num_heads") if name in view.attributes]
+    if len(heads) == 2:
+        yield from _heads(view, *heads)
+
+
+def _rule(view: View) -> Iterator[Finding]:
+    attribute = view.attributes.get("update_rule")
+    rule = "gated_delta" if attribute is None else attribute.s.decode(errors="replace")
+    if rule not in _RULES:
+        wanted = " or ".join(_RULES)
+        yield view.finding("update-rule", "update_rule", rule, wanted, f"set update_rule to {wanted}")
+        return
+    needed = [*(["decay"] if "gated" in rule else []), *(["beta"] if "delta" in rule else [])]
+    for name in (*(port.name for port in view.operator.inputs if not port.optional), *needed):
+        if name not in view.ports and (name in needed or name not in ("decay", "beta")):
+            yield view.finding("input-missing", name, "not fed", f"fed, for {rule}", f"feed {name}")
+
+
+def _opset(view: View) -> Iterator[Finding]:
+    domain, least = view.profile.opset or ("", 0)
+    found = view.model.opset_imports.get(domain)
+    if found is None or found < least:
+        where = domain or "ai.onnx"
+        fix = f"import {where} {least}; raise other operators with it"
+        yield view.finding("opset", where, "absent" if found is None else found, f"{least} or newer", fix)
+
+
+def _heads(view: View, queries: int, states: int) -> Iterator[Finding]:
+    if min(queries, states) < 1:
+        fix = "count the heads of the query, and those of the value"
+        yield view.finding("heads", "q_num_heads", f"{queries} and {states}", "1 or more of both", fix)
+        return
+    grouped = queries % states == 0 or (bool(view.operator.domain) and states % queries == 0)
+    if not grouped:
+        fix = "repeat query and key to the value heads, or use com.microsoft where there are fewer of them"
+        yield view.finding("heads", "q_num_heads", queries, f"a positive multiple of {states}", fix)
+        return
+    yield from _widths(view, queries, states)
+
+
+def _widths(view: View, queries: int, states: int) -> Iterator[Finding]:
+    widths = {name: _width(view, name) for name in ("query", "key", "value", "decay", "beta")}
+    query, key, value = widths["query"], widths["key"], widths["value"]
+    key_dim = query // queries if query is not None and query % queries == 0 else None
+    fix = "pack heads into the last axis: heads times head size"
+    if query is not None and key_dim is None:
+        yield view.finding("width", "query", query, f"a multiple of {queries}", fix)
+    if key is not None and key_dim and (key % key_dim or states % max(1, key // key_dim)):
+        yield view.finding("width", "key", key, f"heads of {key_dim} that {states} states share", fix)
+    if value is not None and value % states:
+        yield view.finding("width", "value", value, f"a multiple of {states}", fix)
+    for name, allowed in (("decay", (states, states * (key_dim or 0))), ("beta", (states, 1))):
+        width = widths[name]
+        if width is not None and width not in allowed:
+            wanted = " or ".join(map(str, dict.fromkeys(allowed)))
+            yield view.finding("width", name, width, wanted, f"give {name} one number a head")
+    yield from _state(view, states, key_dim, value)
+
+
+def _state(view: View, states: int, key_dim: int | None, value: int | None) -> Iterator[Finding]:
+    shape = view.shape(view.ports.get("past_state", 0)) if "past_state" in view.ports else None
+    wanted = [states, key_dim, value // states if value is not None and value % states == 0 else None]
+    if shape is None or len(shape) != 4:
+        return
+    if any(
+        isinstance(size, int) and other is not None and size != other
+        for size, other in zip(shape[1:], wanted, strict=True)
+    ):
+        found, text = " x ".join(map(str, shape[1:])), " x ".join("?" if size is None else str(size) for size in wanted)
+        fix = "feed the state as [batch, value heads, key size, value size]"
+        yield view.finding("input-shape", "past_state", found, text, fix)
+
+
+def _width(view: View, name: str) -> int | None:
+    shape = view.shape(view.ports[name]) if name in view.ports else None
+    last = shape[-1] if shape is not None and len(shape) == 3 else None
+    return last if isinstance(last, int) else None

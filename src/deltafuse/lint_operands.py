@@ -1,0 +1,159 @@
+"""Operands and results of a fused node: element types, sizes that must agree, constants, memory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+
+from deltafuse.layouts import axes
+from deltafuse.lint_view import Finding, View, dtype_name, is_attention
+from deltafuse.targets.profile import Port
+
+#: Operators whose result is a view of their first input.
+_VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+_LETTERS = {"query": {"H": "N", "D": "K"}, "key": {"H": "N", "D": "K"}}
+
+
+def letters(port: Port) -> list[str]:
+    """A port's axes with the letters of `sizes_of`: N key heads, H value heads, K and V head sizes."""
+    names = _LETTERS.get(port.role, {"D": "V"})
+    return ["".join(names.get(letter, letter) for letter in axis) for axis in axes(port.layout)]
+
+
+def operand_findings(view: View) -> Iterator[Finding]:
+    """Element type and rank of every input that is fed."""
+    for port in view.operator.inputs:
+        value = view.ports.get(port.name)
+        if value is None:
+            continue
+        wanted = port.dtypes or (view.boundary,)
+        dtype, shape = view.shapes.dtype(value), view.shape(value)
+        if dtype is not None and dtype not in wanted:
+            names = " or ".join(map(dtype_name, wanted))
+            yield view.finding("input-dtype", port.name, dtype_name(dtype), names, f"cast {port.name} to {names}")
+        rank = len(axes(port.layout))
+        if shape is not None and len(shape) != rank:
+            fix = f"bring {port.name} into the layout {port.layout}"
+            yield view.finding("input-rank", port.name, f"{len(shape)} axes", f"{rank} axes", fix)
+
+
+def sizes_of(view: View) -> tuple[dict[str, int], list[Finding]]:
+    """Sizes by letter as the inputs have them, and inputs that disagree with those before them."""
+    sizes: dict[str, int] = {}
+    findings: list[Finding] = []
+    for port in view.operator.inputs:
+        shape = view.shape(view.ports.get(port.name, 0)) if view.ports.get(port.name) else None
+        if shape is None or len(shape) != len(axes(port.layout)) or not port.role:
+            continue
+        for axis, size in zip(letters(port), shape, strict=True):
+            if not isinstance(size, int) or len(axis) != 1 or port.role in ("lengths", "offsets", "accepted"):
+                continue
+            if is_attention(view) and axis == "H" and port.role in ("g", "beta"):
+                # may be one number for all heads, or one per key channel: looked at with the widths
+                continue
+            if sizes.setdefault(axis, size) != size:
+                wanted = " x ".join(str(sizes.get(letter, "?")) for letter in letters(port))
+                found = " x ".join(map(str, shape))
+                fix = f"feed {port.name} as {port.layout}, in the sizes of the other inputs"
+                findings.append(view.finding("input-shape", port.name, found, wanted, fix))
+                break
+    return sizes, findings
+
+
+def result_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """What the file declares of the results: element type and sizes."""
+    for port, value in zip(view.operator.outputs, view.results, strict=False):
+        info = view.graph.value_info(value) if value else None
+        if info is None or not info.type.HasField("tensor_type"):
+            continue
+        tensor = info.type.tensor_type
+        wanted = port.dtypes or (view.boundary,)
+        if tensor.elem_type and tensor.elem_type not in wanted:
+            names = " or ".join(map(dtype_name, wanted))
+            fix = f"declare {info.name} as {names}: three places must agree on the type of the results"
+            yield view.finding("declared-type", port.name, dtype_name(tensor.elem_type), names, fix)
+        if tensor.HasField("shape"):
+            yield from _declared_shape(view, port, list(tensor.shape.dim), sizes)
+
+
+def _declared_shape(
+    view: View, port: Port, dims: list[onnx.TensorShapeProto.Dimension], sizes: Mapping[str, int]
+) -> Iterator[Finding]:
+    names = letters(port)
+    known = [int(np.prod([sizes[letter] for letter in axis])) if set(axis) <= sizes.keys() else None for axis in names]
+    same = len(dims) == len(names) and all(
+        size is None or not dim.dim_value or dim.dim_value == size for dim, size in zip(dims, known, strict=False)
+    )
+    if not same:
+        found = " x ".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
+        wanted = " x ".join("?" if size is None else str(size) for size in known)
+        fix = f"declare {port.name} in the sizes that the inputs give it"
+        yield view.finding("declared-shape", port.name, found, wanted, fix)
+
+
+def constant_findings(view: View) -> Iterator[Finding]:
+    """Inputs that must be constants of the file."""
+    for port in view.operator.inputs:
+        value = view.ports.get(port.name)
+        if port.constant and value is not None and view.array(value) is None:
+            node = view.graph.producer[value]
+            found = "a graph input" if node < 0 else f"computed by {view.graph.op[node]}"
+            fix = f"store {port.name} as a constant: what computes it does not survive the converter"
+            yield view.finding("not-constant", port.name, found, "a constant", fix)
+
+
+def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """Lengths, slot indices and accepted tokens, where they are constants."""
+    arrays = {port.role: view.array(view.ports[port.name]) for port in view.operator.inputs if port.name in view.ports}
+    lengths, slots, accepted = arrays.get("lengths"), arrays.get("slots"), arrays.get("accepted")
+    tokens = sizes.get("T")
+    if lengths is not None and tokens is not None and int(lengths.sum()) != tokens:
+        fix = "give each sequence its length: they add up to the token axis"
+        yield view.finding("lengths", "actual_seq_lengths", lengths.tolist(), f"a sum of {tokens}", fix)
+    state = view.shape(view.ports.get("state", 0)) if "state" in view.ports else None
+    count = state[0] if state else None
+    if slots is not None and tokens is not None and view.operator.port("slots") is not None:
+        per_token = view.operator.port("slots") is not None and slots.size == tokens
+        low, high = (int(slots.min()), int(slots.max())) if slots.size else (0, 0)
+        in_range = low >= 0 and (not isinstance(count, int) or high < count)
+        if view.ports.get("state") and not (per_token and in_range):
+            wanted = f"{tokens} indices below {count}"
+            fix = "give one slot index a token; all zero for one sequence"
+            yield view.finding("slots", "ssm_state_indices", slots.tolist(), wanted, fix)
+    if accepted is not None and lengths is not None and lengths.size == accepted.size:
+        fits = all(1 <= int(count) <= int(length) for count, length in zip(accepted.tolist(), lengths.tolist(), strict=True))
+        if not fits:
+            wanted = f"1 to {lengths.tolist()}"
+            fix = "accept at least one token a sequence and no more than it has"
+            yield view.finding("accepted", "num_accepted_tokens", accepted.tolist(), wanted, fix)
+
+
+def memory_findings(view: View) -> Iterator[Finding]:
+    """A state that is overwritten in place must be a node's own output that nothing else reads."""
+    graph = view.graph
+    for port in view.operator.inputs:
+        value = view.ports.get(port.name)
+        if not port.fresh or value is None:
+            continue
+        readers = [node for node in graph.consumers[value] if node != view.node]
+        uses = list(view.message.input).count(graph.name(value))
+        if readers or uses > 1 or value in graph.outputs:
+            found = "a graph output" if value in graph.outputs else f"read by {len(readers) + uses - 1} more"
+            fix = f"copy {port.name} into a value of its own: the kernel overwrites it in place"
+            yield view.finding("state-shared", port.name, found, "one reader", fix)
+        source = _source(view, value)
+        if source:
+            fix = f"copy {port.name} by a node that no converter removes (a Cast, or a Gather of every index)"
+            yield view.finding("state-not-fresh", port.name, source, "a node's own output", fix)
+
+
+def _source(view: View, value: int) -> str:
+    """What memory a value is a view of, where it is not its producer's own."""
+    graph = view.graph
+    while graph.producer[value] >= 0 and graph.op[graph.producer[value]] in _VIEWS:
+        value = graph.node_inputs[graph.producer[value]][0]
+    if value in graph.initializers or (graph.producer[value] >= 0 and graph.op[graph.producer[value]] == "Constant"):
+        return "a constant"
+    return "a graph input" if graph.producer[value] < 0 else ""

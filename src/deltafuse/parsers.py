@@ -1,0 +1,239 @@
+"""Options of the commands: one parser each, complaints that are ours. Light: nothing heavy is imported."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from deltafuse.errors import UserError
+from deltafuse.options import (
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT,
+    AttentionMode,
+    Boundary,
+    Form,
+    Level,
+    Operator,
+    RecordMode,
+)
+
+EXITS = """\
+exit codes:
+  0  done
+  1  something you can mend: a bad file, a bad option
+  2  a bug of ours
+  3  no site matched, or the model is fused already, or there is nothing to lower; nothing was written
+  4  some sites matched, others are refused; nothing was written unless --keep-going
+  5  verify found a difference, or lint a fault"""
+COMMANDS = """\
+commands (fuse COMMAND --help tells more):
+  inspect    show the sites of a model, write nothing
+  verify     compare a fused model with the unfused one
+  rollback   give back the model a fused one was made from
+  lower      turn fused nodes into plain operators that onnxruntime runs
+  demo       write two small models to try things on
+  lint       look over the fused nodes of any file, write nothing
+  targets    list the targets and their limits
+  patterns   list the rules"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are ours: exit 1, and JSON where JSON was asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises what argparse would exit with 2 for."""
+        raise UserError("usage", f"{message}; see `{self.prog} --help`")
+
+
+def pin(text: str) -> tuple[str, int]:
+    """``SYMBOL=N`` with N of 1 or more."""
+    symbol, _, size = text.rpartition("=")
+    if not symbol or not size.isascii() or not size.isdigit() or int(size) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SYMBOL=N with N of 1 or more, e.g. seq_len=128")
+    return symbol, int(size)
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def _parser(prog: str, usage: str, description: str, epilog: str | None = None) -> Parser:
+    parser = Parser(
+        prog=prog,
+        usage=usage,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
+    return parser
+
+
+def _add_list(
+    parser: argparse.ArgumentParser, metavar: str, text: str, *names: str, kind: Callable[[str], object] = str
+) -> None:
+    """An option that is given once for each value."""
+    parser.add_argument(*names, action="append", default=[], type=kind, metavar=metavar, help=f"{text}; repeatable")
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    """Options that say what to look for and for whom: shared by the plain form and inspect."""
+    add = parser.add_argument
+    add("model", metavar="MODEL", type=Path, help="the ONNX file to read; it is never written")
+    target = "whom to fuse for, or the path of a target file of your own (default: %(default)s)"
+    add("--target", default=DEFAULT_TARGET, metavar="NAME", help=target)
+    boundary = "element type of the fused operators' operands, where the target leaves a choice"
+    add("--boundary", choices=get_args(Boundary), help=boundary)
+    add("--signature", metavar="VERSION", help="an older signature of the operators, see `fuse targets`")
+    add("--form", choices=get_args(Form), help="only sites written in this form")
+    _add_list(parser, "GLOB", "only sites whose name fits, e.g. 'layers.1?'", "--sites", "--site")
+    _add_list(parser, "GLOB", "but not these sites", "--skip-sites")
+    _add_list(parser, "NAME", "only these rules, see `fuse patterns`", "--rules")
+    _add_list(parser, "DIR", "a folder of further rules", "--patterns", kind=Path)
+    add("--no-pin", dest="pin", action="store_false", help="leave the axes dynamic that the target wants fixed")
+    add("--pin", dest="pins", action="append", type=pin, default=[], metavar="SYMBOL=N", help="fix a further axis")
+    add("--allow-bf16-to-fp16", action="store_true", help="accept float16 where the model has bfloat16")
+    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one proof (%(default)g)")
+
+
+def plain_parser() -> Parser:
+    """``fuse MODEL -o OUT``."""
+    usage = "fuse MODEL -o OUT [options]\n       fuse COMMAND ..."
+    text = "Find gated delta rules in an ONNX model, prove them, and replace each with one fused operator."
+    parser = _parser("fuse", usage, text, f"{COMMANDS}\n\n{EXITS}\n\nA model named like a command is given as ./NAME.")
+    _add_search(parser)
+    add = parser.add_argument
+    add("-o", "--output", type=Path, metavar="OUT", help="the file to write")
+    add("--op", choices=get_args(Operator), help="force this operator where it is legal")
+    add("--record", choices=get_args(RecordMode), default="embed", help="where the patch for rollback goes (embed)")
+    add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
+    add("--strict", action="store_true", help="treat a note as a refusal")
+    add("--dry-run", action="store_true", help="do everything but write")
+    add("--version", action="store_true", help="print the version")
+    return parser
+
+
+def inspect_parser() -> Parser:
+    """``fuse inspect MODEL``."""
+    parser = _parser("fuse inspect", "fuse inspect MODEL [options]", "Show the sites of a model; write nothing.", EXITS)
+    _add_search(parser)
+    add = parser.add_argument
+    add("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
+    tables = parser.add_argument_group(
+        "tables of any model", "Given after MODEL. No site is looked for then, unless --sites or --extract asks for it."
+    )
+    text = "list the {} whose name matches (all if left out)"
+    add = tables.add_argument
+    add("--tensors", nargs="?", const="", metavar="REGEX", help=text.format("tensors"))
+    add("--nodes", nargs="?", const="", metavar="REGEX", help=text.format("nodes"))
+    forced = " or ".join(get_args(Operator))
+    op_text = (
+        f"list the nodes of this operator, e.g. Conv or 'Reduce*'; {forced}: force it where it is legal, as in fuse"
+    )
+    _add_list(parser, "TYPE", op_text, "--op")
+    return parser
+
+
+def verify_parser() -> Parser:
+    """``fuse verify UNFUSED FUSED``."""
+    text = "Compare each fused site with the nodes it replaced, and both whole models where their weights are there."
+    parser = _parser("fuse verify", "fuse verify UNFUSED FUSED [options]", text, EXITS)
+    add = parser.add_argument
+    add("unfused", metavar="UNFUSED", type=Path, help="the model as exported")
+    add("fused", metavar="FUSED", type=Path, help="what fuse made of it")
+    levels = "site: sites alone; network: the whole models too; all: these too where they can be run (default)"
+    add("--level", choices=get_args(Level), default="all", help=levels)
+    add("--inputs", type=Path, metavar="NPZ", help="arrays for some or all inputs, by name; the others are drawn")
+    add("--save-inputs", type=Path, metavar="NPZ", help="write the inputs that are used")
+    add("--seed", type=int, default=0, metavar="N", help="of the inputs that are drawn (0)")
+    dims = "size of an input's axis, e.g. past_seq_len=40; the others follow from it"
+    _add_list(parser, "SYMBOL=N", dims, "--dim", kind=pin)
+    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one run (%(default)g)")
+    return parser
+
+
+def rollback_parser() -> Parser:
+    """``fuse rollback FUSED -o MODEL``."""
+    text = "Give back the model a fused one was made from, byte for byte; later edits are kept."
+    parser = _parser("fuse rollback", "fuse rollback FUSED -o MODEL [options]", text, EXITS)
+    add = parser.add_argument
+    add("fused", metavar="FUSED", type=Path, help="the fused model; it is never written")
+    add("-o", "--output", type=Path, required=True, metavar="MODEL", help="the file to write")
+    _add_list(parser, "GLOB", "only sites whose name fits", "--sites")
+    add("--all", action="store_true", help="undo every fuse, not just the last")
+    add("--sidecar", type=Path, metavar="FILE", help="the record, where it was written beside the model")
+    return parser
+
+
+def lower_parser() -> Parser:
+    """``fuse lower FUSED -o RUNNABLE``."""
+    text = "Turn fused nodes into plain operators, so that onnxruntime runs the file; all else stays as it is."
+    parser = _parser("fuse lower", "fuse lower FUSED -o RUNNABLE [options]", text, EXITS)
+    add = parser.add_argument
+    add("fused", metavar="FUSED", type=Path, help="the fused model; it is never written")
+    add("-o", "--output", type=Path, required=True, metavar="RUNNABLE", help="the file to write")
+    add(
+        "--rounding",
+        choices=("on", "off"),
+        default="on",
+        help="round operands and results to float16 as the kernels do (on), or keep the unfused graph's precision",
+    )
+    add("--exact", dest="rounding", action="store_const", const="off", help="the same as --rounding off")
+    add(
+        "--linear-attention",
+        choices=get_args(AttentionMode),
+        default="auto",
+        help="lower LinearAttention where the installed onnxruntime lacks it (auto), always, or never",
+    )
+    return parser
+
+
+def demo_parser() -> Parser:
+    """``fuse demo DIR``."""
+    parser = _parser("fuse demo", "fuse demo DIR [--json]", "Write two small unfused models, with inputs and outputs.")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="folder to write into; made if need be")
+    return parser
+
+
+def lint_parser() -> Parser:
+    """``fuse lint FUSED``."""
+    text = "Look over the fused nodes of a file, whoever wrote it, against a target's profile; needs no weights."
+    parser = _parser("fuse lint", "fuse lint FUSED [--target NAME] [--json]", text, EXITS)
+    parser.add_argument("fused", metavar="FUSED", type=Path, help="the file to look over; it is never written")
+    parser.add_argument("--target", metavar="NAME", help="whose profile (default: those that the nodes are of)")
+    return parser
+
+
+def targets_parser() -> Parser:
+    """``fuse targets``."""
+    text = "List the targets and what each cannot do (V seen in a file, S read in source, A assumed)."
+    return _parser("fuse targets", "fuse targets [--json]", text)
+
+
+def patterns_parser() -> Parser:
+    """``fuse patterns``."""
+    parser = _parser("fuse patterns", "fuse patterns [--patterns DIR] [--json]", "List the rules that are looked for.")
+    _add_list(parser, "DIR", "a folder of further rules", "--patterns", kind=Path)
+    return parser
+
+
+PARSERS: dict[str, Callable[[], Parser]] = {
+    "inspect": inspect_parser,
+    "verify": verify_parser,
+    "rollback": rollback_parser,
+    "lower": lower_parser,
+    "demo": demo_parser,
+    "lint": lint_parser,
+    "targets": targets_parser,
+    "patterns": patterns_parser,
+}

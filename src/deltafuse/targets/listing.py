@@ -1,0 +1,61 @@
+"""What ``fuse targets`` tells of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from deltafuse.targets.profile import BOUNDARIES, Operator, Profile
+
+_DTYPES = {dtype: name for name, dtype in BOUNDARIES.items()}
+
+
+def lines_of(profile: Profile) -> Iterator[str]:
+    """A profile for people."""
+    yield f"{profile.name}: {profile.title}"
+    boundaries = ", ".join(_DTYPES[dtype] for dtype in profile.boundaries)
+    operators = "; ".join(f"{one.op} (signature {one.signature})" for one in profile.operators)
+    yield f"  operators: {operators}; boundary: {boundaries}"
+    for needed in profile.requires:
+        yield f"  needs {needed.package} {needed.version} ({needed.mark}): {needed.fact}"
+    shared = set(profile.shared)
+    for limit in profile.limits:
+        owners = [one.op for one in profile.operators if limit in one.limits and limit not in shared]
+        of = f" ({', '.join(dict.fromkeys(owners))})" if owners else ""
+        yield f"  {limit.mark}  {limit.code}{of}: {limit.fact}"
+
+
+def target_document(profile: Profile) -> dict[str, Any]:
+    """A profile as JSON."""
+    return {
+        "name": profile.name,
+        "title": profile.title,
+        "boundaries": [_DTYPES[dtype] for dtype in profile.boundaries],
+        "signatures": list(profile.signatures),
+        "opset": None if profile.opset is None else {"domain": profile.opset[0], "version": profile.opset[1]},
+        "requires": [
+            {"package": one.package, "version": one.version, "mark": one.mark, "fact": one.fact}
+            for one in profile.requires
+        ],
+        "operators": [_operator(one) for one in profile.operators],
+        "limits": [{"code": limit.code, "mark": limit.mark, "fact": limit.fact} for limit in profile.limits],
+    }
+
+
+def _operator(operator: Operator) -> dict[str, Any]:
+    ports = {
+        "inputs": operator.inputs,
+        "outputs": operator.outputs,
+    }
+    return {
+        "op": operator.op,
+        "signature": operator.signature,
+        "op_type": operator.op_type,
+        "domain": operator.domain,
+        **{
+            kind: [{"name": port.name, "layout": port.layout, "optional": port.optional} for port in found]
+            for kind, found in ports.items()
+        },
+        "attributes": [rule.name for rule in operator.attributes],
+        "limits": [limit.code for limit in operator.limits],
+    }

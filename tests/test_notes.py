@@ -1,0 +1,99 @@
+"""What is said of a site although it is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import graphs
+from deltafuse.draws import DRAWS
+from deltafuse.match import Proof, Validity
+from deltafuse.notes import Notes
+from exports import export
+from hand_match import Site, match
+
+TEXT = """
+<ir_version: 8, opset_import: ["" : 17]>
+masked (float[b,t] attention_mask, float[b,t] x, float[b,t] position) => (float y, float z) {
+  m = Mul(x, attention_mask)
+  s = Shape(attention_mask)
+  n = Reshape(x, s)
+  y = Neg(m)
+  z = Neg(n)
+}"""
+
+
+def notes(tmp_path: Path, behind: str, **changes: object) -> tuple[str, ...]:
+    """The notes on a site whose key is one value of a small model and all else another."""
+    model = graphs.scanned(graphs.parse(TEXT), tmp_path)
+    found = match(Site(state_layout="BHKV", **changes))
+    other = model.graph.find("x")
+    roles = {name: replace(getattr(found, name), value=other) for name in ("query", "value", "g", "beta")}
+    found = replace(
+        found, **roles, key=replace(found.key, value=model.graph.find(behind)), proof=Proof(0.0, len(DRAWS))
+    )
+    return Notes(model).of(found)
+
+
+def test_a_mask_that_the_state_ignores_is_told(tmp_path: Path) -> None:
+    (note,) = notes(tmp_path, "n")
+    assert note.startswith("state_ignores_mask: ")
+    assert "attention_mask" in note
+
+
+def test_a_mask_that_reaches_an_operand_is_not(tmp_path: Path) -> None:
+    assert notes(tmp_path, "m") == ()
+
+
+def test_only_its_numbers_count_not_its_shape(tmp_path: Path) -> None:
+    assert len(notes(tmp_path, "n")) == 1
+
+
+def test_one_token_or_no_final_state_need_no_mask(tmp_path: Path) -> None:
+    assert notes(tmp_path, "n", tokens=1) == ()
+    assert notes(tmp_path, "n", final_layout=None) == ()
+
+
+def said(tokens: int | str, valid: Validity | None, tmp_path: Path) -> tuple[str, ...]:
+    model = graphs.scanned(graphs.step(), tmp_path)
+    found = replace(match(Site(tokens=tokens)), valid_tokens=valid, proof=Proof(0.0, len(DRAWS)))
+    return Notes(model).of(found)
+
+
+@pytest.mark.parametrize(
+    ("valid", "expected"),
+    [
+        (Validity(1, 64, None, "wrong", (1, 64, 65)), ("1 to 64 tokens", "silently wrong above")),
+        (Validity(65, 128, "fails", "wrong", ()), ("65 to 128 tokens", "fails below and is silently wrong above")),
+        (Validity(1, 1, None, "wrong", ()), ("1 token", "silently wrong above")),
+        (Validity(17, 1024, "fails", None, ()), ("17 to 1024 tokens", "fails below")),
+    ],
+)
+def test_the_valid_range_is_told(valid: Validity, expected: tuple[str, str], tmp_path: Path) -> None:
+    (note,) = said("seq_len", valid, tmp_path)
+    assert note.startswith("valid_tokens: ")
+    assert all(text in note for text in expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "valid"),
+    [("seq_len", Validity(1, 1024, None, None, ())), ("seq_len", None), (40, Validity(40, 40, None, "wrong", ()))],
+)
+def test_a_range_without_ends_is_not_told(tokens: int | str, valid: Validity | None, tmp_path: Path) -> None:
+    assert said(tokens, valid, tmp_path) == ()
+
+
+def test_a_draw_that_overflowed_is_told(tmp_path: Path) -> None:
+    model = graphs.scanned(graphs.step(), tmp_path)
+    found = replace(match(Site()), proof=Proof(0.0, len(DRAWS) - 1))
+    (note,) = Notes(model).of(found)
+    assert note.startswith("overflows: ")
+
+
+def test_a_real_prefill_says_both() -> None:
+    with graphs.one_worker():
+        report = graphs.fuse(export("full_prefill_ts17").path)
+    for site in report.sites:
+        assert {"valid_tokens", "state_ignores_mask"} <= {note.split(":")[0] for note in site.notes}
