@@ -142,7 +142,7 @@ EDITED: dict[str, tuple[str, Callable[[onnx.GraphProto], None], dict[str, object
         show_cumulated_decay,
         {
             "exit": 0,
-            "why": "the decay summed up within a chunk is a graph output as well: it is computed from g alone and stays",
+            "why": "the decay summed up within a chunk is an output too, of g alone",
         },
     ),
 }

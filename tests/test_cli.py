@@ -342,7 +342,7 @@ def test_the_demo_cannot_be_written_into_a_file(fuse: Fuse, tmp_path: Path) -> N
 
 def test_targets_and_patterns_are_listed(fuse: Fuse) -> None:
     targets = fuse("targets", "--json").document["targets"]
-    assert [target["name"] for target in targets] == ["ascend-310p"]
+    assert [target["name"] for target in targets] == ["ascend-310p", "ascend-a2", "onnx", "ort"]
     assert {limit["mark"] for limit in targets[0]["limits"]} <= set("VSA")
     assert "static-batch" in {limit["code"] for limit in targets[0]["limits"]}
     assert "static-batch" in fuse("targets").out

@@ -10,14 +10,11 @@ import sys
 import warnings
 from pathlib import Path
 
-import export_graphs
-import export_unfused
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from qwen_models import Sizes, build, exporting, prefill_inputs
 from transformers import (
     AutoModelForCausalLM,
     Qwen3_5Config,
@@ -29,9 +26,15 @@ from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
+import export_graphs
+import export_unfused
+from qwen_models import Sizes, build, exporting, prefill_inputs
+
 ROOT = Path(__file__).parents[1]
 SIZES = Sizes()
 IMAGE = 60
+#: Two chunks, as for prompts of 9 to 16 tokens.
+SMALL = ("--chunk-size", 8, "--dummy-seq-len", 12)
 #: Dynamic axes before and after fusing; positions of a model that sees images have one axis more in front.
 PREFILL = {
     "input_ids": ({0: "batch", 1: "seq_len"}, {1: "seq_len"}),
@@ -121,7 +124,7 @@ def test_the_road_of_the_readme(tmp_path):
 
 
 def test_torchscript_exports_in_float32(fuse, tmp_path):
-    export("--tiny", "--output-dir", tmp_path, "--dtype", "fp32", "--chunk-size", 16, "--opset", 17)
+    export("--tiny", "--output-dir", tmp_path, "--dtype", "fp32", "--opset", 17, *SMALL)
     for component, table in TABLES.items():
         path = tmp_path / component / "model.onnx"
         assert axes(path) == {name: before for name, (before, _) in table.items()}
@@ -181,16 +184,16 @@ def two_steps(folder, feeds, token):
 
 @pytest.mark.parametrize("family", ["text", "next"])
 def test_a_checkpoint_of_text(fuse, checkpoints, tmp_path, family):
-    export("--model-id", checkpoints / family, "--output-dir", tmp_path, "--dtype", "fp32", "--chunk-size", 16)
-    ids, mask, _ = prefill_inputs(SIZES, batch=1, tokens=20)
+    export("--model-id", checkpoints / family, "--output-dir", tmp_path, "--dtype", "fp32", *SMALL)
+    ids, mask, _ = prefill_inputs(SIZES, batch=1, tokens=15)
     # Padding in front is harmless: it leaves no trace in the states.
     mask[:, :3] = 0
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    feeds = {"input_ids": ids[:, :19], "attention_mask": mask[:, :19], "position_ids": positions[:, :19]}
+    feeds = {"input_ids": ids[:, :14], "attention_mask": mask[:, :14], "position_ids": positions[:, :14]}
     model = AutoModelForCausalLM.from_pretrained(checkpoints / family)
     with torch.no_grad():
         expected = model(ids, attention_mask=mask, position_ids=positions).logits
-    logits = two_steps(tmp_path, feeds, ids[:, 19:])
+    logits = two_steps(tmp_path, feeds, ids[:, 14:])
     np.testing.assert_allclose(logits[:, 3:], expected[:, 3:], atol=2e-5)
     for component, table in TABLES.items():
         path = tmp_path / component / "model.onnx"
@@ -199,20 +202,20 @@ def test_a_checkpoint_of_text(fuse, checkpoints, tmp_path, family):
 
 
 def test_a_checkpoint_that_sees_images(fuse, checkpoints, tmp_path):
-    export("--model-id", checkpoints / "images", "--output-dir", tmp_path, "--dtype", "fp32", "--chunk-size", 16)
-    ids, mask, _ = prefill_inputs(SIZES, batch=1, tokens=20)
+    export("--model-id", checkpoints / "images", "--output-dir", tmp_path, "--dtype", "fp32", *SMALL)
+    ids, mask, _ = prefill_inputs(SIZES, batch=1, tokens=15)
     ids[ids >= IMAGE] = 1
     ids[:, [2, 3, 4, 9]] = IMAGE
     rows = torch.randn(4, SIZES.hidden)
-    positions = torch.arange(20).expand(4, 1, 20).clone()
+    positions = torch.arange(15).expand(4, 1, 15).clone()
     positions[1:, :, 2:5] = torch.tensor([[2, 2, 2], [2, 2, 3], [2, 3, 2]])[:, None]
-    feeds = {"input_ids": ids[:, :19], "attention_mask": mask[:, :19], "position_ids": positions[..., :19]}
+    feeds = {"input_ids": ids[:, :14], "attention_mask": mask[:, :14], "position_ids": positions[..., :14]}
     model = Qwen3_5ForConditionalGeneration.from_pretrained(checkpoints / "images")
     seen = BaseModelOutputWithPooling(pooler_output=(rows[:3], rows[3:]))
     with torch.no_grad():
         encoded = {"image": seen}
         expected = model(ids, attention_mask=mask, position_ids=positions, mm_encoder_outputs=encoded).logits
-    logits = two_steps(tmp_path, feeds | {"image_embeds": rows}, ids[:, 19:])
+    logits = two_steps(tmp_path, feeds | {"image_embeds": rows}, ids[:, 14:])
     np.testing.assert_allclose(logits, expected, atol=2e-5)
     tables = {"prefill": PREFILL | IMAGES, "decode": DECODE | {"position_ids": ({1: "batch", 2: "step"}, {})}}
     for component, table in tables.items():

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import export_unfused
 import pytest
 
+import export_unfused
 from deltafuse import cli
 
 ROOT = Path(__file__).parents[1]

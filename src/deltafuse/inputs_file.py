@@ -23,9 +23,10 @@ def read_arrays(path: Path) -> dict[str, Array]:
         UserError: ``inputs-missing``, ``inputs-unreadable``.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
             if isinstance(arrays, np.ndarray):
-                raise UserError("inputs-unreadable", f"{path} is a single array: write an npz, numpy.savez does")
+                raise ValueError("it is a single array")
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise UserError("inputs-missing", f"{path} does not exist: check the path given with --inputs") from None

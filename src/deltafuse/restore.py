@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import onnx
+
 from deltafuse.edits import Changes, Edit, Insertion, build
 from deltafuse.errors import UserError
+from deltafuse.opset import adapt
 from deltafuse.patch import Record
+from deltafuse.reasons import Reason
 from deltafuse.restore_sites import SHARED, Node, Site, given_values, shared_nodes, site_of, writer_of, written_by
 from deltafuse.restore_types import declared, undeclare, unpin
 from deltafuse.wire import Model
@@ -103,7 +107,7 @@ def _conflicts(model: Model, sites: Mapping[str, Site]) -> Iterator[tuple[str, s
 def _changes(model: Model, record: Record, sites: Mapping[str, Site]) -> Changes:
     fused = sorted(node for site in sites.values() for node in site.fused)
     places = _places(model, sites, set(fused))
-    groups, pulled = _arrange(model, places, set(fused))
+    groups, pulled = _arrange(model, places, set(fused), _raised_from(record))
     infos = tuple(declared(model, record, sites.keys() - {SHARED}))
     inserted = [Insertion("", before, tuple(payloads)) for before, payloads in groups.items()]
     return Changes(
@@ -123,7 +127,7 @@ def _places(model: Model, sites: Mapping[str, Site], fused: set[int]) -> dict[in
 
 
 def _arrange(
-    model: Model, places: Mapping[int, list[Node]], fused: set[int]
+    model: Model, places: Mapping[int, list[Node]], fused: set[int], opset: int | None
 ) -> tuple[dict[int, list[bytes]], list[int]]:
     """Puts new and kept nodes in a topological order that moves as few as it can.
 
@@ -157,11 +161,32 @@ def _arrange(
     for at, root in _emit(len(items), needs):
         item = items[at]
         if isinstance(item, Node):
-            groups.setdefault(before[root], []).append(item.payload)
+            groups.setdefault(before[root], []).extend(_written(model, item.payload, opset))
         elif at != root:
             groups.setdefault(before[root], []).append(graph.node(item).SerializeToString())
             pulled.append(item)
     return groups, pulled
+
+
+def _raised_from(record: Record) -> int | None:
+    """The ai.onnx version before the fuse, None where the fuse did not raise it."""
+    for entry in record.entries:
+        imports = onnx.ModelProto.FromString(entry.removed).opset_import if entry.kind == "opset" else ()
+        for found in imports:
+            if found.domain in ("", "ai.onnx"):
+                return found.version
+    return None
+
+
+def _written(model: Model, payload: bytes, opset: int | None) -> list[bytes]:
+    """A node of the original, as the opset that the file imports now writes it."""
+    now = model.opset_imports.get("", 0)
+    if opset is None or opset >= now:
+        return [payload]
+    new = adapt(onnx.NodeProto.FromString(payload), opset, now)
+    if isinstance(new, Reason):
+        raise UserError(new.code, f"the file is of opset {now} now and cannot hold the original's nodes: {new.text}")
+    return [payload] if new is None else [node.SerializeToString() for node in new]
 
 
 def _emit(count: int, needs: Callable[[int], list[int]]) -> Iterator[tuple[int, int]]:

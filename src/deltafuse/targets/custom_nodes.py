@@ -214,7 +214,7 @@ def _notes(match: Match, operator: Operator, case: Case) -> tuple[str, ...]:
     rounded = [name for name, dtype in case.dtypes.items() if dtype != case.boundary]
     rounded = [name for name in rounded if name not in ("out", "final_state")]
     gate = operator.port("g")
-    if gate is not None and match.g.dtype not in gate.dtypes:
+    if gate is not None and gate.dtypes == (_FLOAT16,) and match.g.dtype != _FLOAT16:
         rounded.append("g")
     typed = _NAMES[case.boundary]
     notes = [f"{typed}_boundary: {', '.join(rounded)} rounded to {typed}"] if rounded else []
