@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 import deltafuse
-from deltafuse import cli
+from deltafuse import parsers
 from deltafuse.demo import write_demo
 from deltafuse.options import FuseOptions
 from exports import export
@@ -89,7 +89,7 @@ TABLES = {"tensors", "nodes"}
 
 @pytest.mark.parametrize("name", sorted(RENAMED))
 def test_every_option_of_the_command_is_a_keyword(name):
-    parser = cli.plain_parser() if name == "fuse" else cli.PARSERS[name]()
+    parser = parsers.plain_parser() if name == "fuse" else parsers.PARSERS[name]()
     wanted = {RENAMED[name].get(option, option) for option in options(parser)}
     if name == "inspect":
         assert wanted >= TABLES

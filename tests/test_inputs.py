@@ -50,7 +50,9 @@ def sites_of(path: Path) -> list[SiteSizes]:
         if node.op_type == "Custom":
             info = next(info for info in graph.value_info if info.name == node.output[0])
             dim = info.type.tensor_type.shape.dim[0]
-            low, _, high = next(p.value for p in node.metadata_props if p.key == "deltafuse.valid_tokens").partition("..")
+            low, _, high = next(p.value for p in node.metadata_props if p.key == "deltafuse.valid_tokens").partition(
+                ".."
+            )
             found.append(SiteSizes(dim.dim_value or symbol(dim.dim_param), (int(low), int(high))))
     return found
 
@@ -104,7 +106,8 @@ def test_a_mask_is_as_long_as_past_and_step(fused):
 
 
 @pytest.mark.parametrize(
-    ("dims", "expected"), [({"past_seq_len": 40}, (40, 41)), ({"total_seq_len": 5}, (4, 5)), ({"past_seq_len": 9999}, (9999, 10000))]
+    ("dims", "expected"),
+    [({"past_seq_len": 40}, (40, 41)), ({"total_seq_len": 5}, (4, 5)), ({"past_seq_len": 9999}, (9999, 10000))],
 )
 def test_what_a_size_is_tied_to_follows_it(fused, dims, expected):
     path = fused("full_decode_ts17")
@@ -339,7 +342,8 @@ def test_arrays_that_do_not_fit_are_told(fused, tmp_path, arrays, code, says):
 
 
 @pytest.mark.parametrize(
-    ("content", "code"), [(b"a letter", "inputs-unreadable"), (b"PK\x03\x04", "inputs-unreadable"), (None, "inputs-missing")]
+    ("content", "code"),
+    [(b"a letter", "inputs-unreadable"), (b"PK\x03\x04", "inputs-unreadable"), (None, "inputs-missing")],
 )
 def test_a_file_that_holds_no_arrays(tmp_path, content, code):
     path = tmp_path / "given.npz"
@@ -357,7 +361,11 @@ def test_a_single_array_is_no_npz(tmp_path):
 
 
 def test_arrays_of_any_name_come_back_as_they_were(tmp_path):
-    arrays = {"input.cache/0": np.arange(6, dtype=np.float16).reshape(2, 3), "file": np.array(True), "e": np.zeros((0, 4))}
+    arrays = {
+        "input.cache/0": np.arange(6, dtype=np.float16).reshape(2, 3),
+        "file": np.array(True),
+        "e": np.zeros((0, 4)),
+    }
     write_arrays(tmp_path / "saved.npz", arrays)
     back = read_arrays(tmp_path / "saved.npz")
     assert list(back) == list(arrays)

@@ -43,7 +43,7 @@ def runnable(base: onnx.ModelProto, seed: int) -> Iterator[tuple[str, onnx.Model
             yield done, mutant
 
 
-@pytest.mark.parametrize(("name", "count", "seed"), [("rec_ts17_T4_noinit", 110, 11), ("chunk_dy18", 60, 12)])
+@pytest.mark.parametrize(("name", "count", "seed"), [("rec_ts17_T4_noinit", 80, 11), ("chunk_dy18", 50, 12)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_mutant_is_refused_or_fused_as_what_it_is(name: str, count: int, seed: int, tmp_path: Path) -> None:
     base = onnx.load(export(name).path)

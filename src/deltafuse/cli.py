@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from deltafuse.errors import DeltafuseError, UserError
-from deltafuse.parsers import PARSERS, plain_parser
+from deltafuse.parsers import EXITS, PARSERS, plain_parser
+
+__all__ = ["EXITS", "PARSERS", "REPORT_TO", "main", "parse", "plain_parser", "run"]
 
 EXIT_USER, EXIT_BUG = 1, 2
 REPORT_TO = (

@@ -2,7 +2,8 @@
 
 What is lowered: the Custom nodes of the gated delta rule (see `deltafuse.lowering`) and LinearAttention, of either
 domain, where the installed onnxruntime lacks it (see `deltafuse.lowering_attention`). All else stays byte for byte what
-it was, but for the rollback record: the lowered file is not the file that it belongs to.
+it was, but for the rollback record (the lowered file is not the one it belongs to) and the opset that came with
+LinearAttention, where nothing else needs it.
 """
 
 from __future__ import annotations

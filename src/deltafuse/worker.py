@@ -21,7 +21,6 @@ from typing import IO, cast
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from deltafuse.reasons import TEXTS, Reason
 
@@ -87,7 +86,7 @@ class Worker:
         self._memory = memory
         self._child = self._start()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Worker:  # noqa: PYI034 - typing has Self from 3.11 on only
         return self
 
     def __exit__(

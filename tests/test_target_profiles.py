@@ -1,0 +1,181 @@
+"""Profiles as data: what every target must say of itself, options that choose within one, targets of a user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deltafuse import targets
+from deltafuse.errors import UserError
+from deltafuse.lowering import fused_type
+from deltafuse.match import Plan
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.targets import Profile, TargetOptions
+from hand_match import BF16, FLOAT, HALF, Site, match
+
+TESTS = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py")))
+PROFILES = [targets.get(name) for name in targets.names()]
+DECODE = {"tokens": 1, "qkv_layout": "BTHD"}
+
+OWN = '''
+from dataclasses import replace
+from deltafuse.targets.ascend_310p import PROFILE as BASE
+PROFILE = replace(BASE, name="mine", title="a target of my own", requires=())
+'''
+
+
+def refusal(profile: Profile, site: Site, **options) -> Reason:
+    result = profile.plan(match(site), TargetOptions(**options))
+    assert isinstance(result, Reason)
+    assert profile.choose(match(site), TargetOptions(**options)) == result
+    return result
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_every_limit_has_a_code_with_a_text_a_mark_and_a_test(profile):
+    assert profile.limits
+    for limit in profile.limits:
+        assert limit.code in TEXTS
+        assert limit.mark in ("V", "S", "A")
+        assert limit.fact
+        # asserted as a value of its own somewhere
+        assert f'"{limit.code}"' in TESTS
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_every_operator_is_whole(profile):
+    assert profile.title
+    assert profile.requires
+    for operator in profile.operators:
+        names = [port.name for port in operator.inputs]
+        assert len(set(names)) == len(names)
+        assert {"query", "key", "value", "beta", "g", "state"} <= {port.role for port in operator.inputs}
+        assert [port.role for port in operator.outputs] == ["out", "final_state"]
+        assert len({rule.name for rule in operator.attributes}) == len(operator.attributes)
+
+
+def test_targets_are_listed_with_their_limits(fuse):
+    outcome = fuse("targets")
+    assert outcome.exit == 0
+    for profile in PROFILES:
+        assert f"{profile.name}: {profile.title}" in outcome.out
+        for limit in profile.limits:
+            assert f"{limit.mark}  {limit.code}" in outcome.out
+        for needed in profile.requires:
+            assert f"needs {needed.package} {needed.version}" in outcome.out
+    document = {entry["name"]: entry for entry in fuse("targets", "--json").document["targets"]}
+    assert document["ort"]["opset"] == {"domain": "com.microsoft", "version": 1}
+    assert document["onnx"]["opset"] == {"domain": "", "version": 27}
+    assert document["ascend-310p"]["signatures"] == ["10-input", "7-input", "8-input"]
+    assert [port["name"] for port in document["ort"]["operators"][0]["inputs"]][3:] == ["past_state", "decay", "beta"]
+
+
+def test_a_target_of_the_users_own(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    profile = targets.get(str(path))
+    assert profile.name == "mine"
+    assert profile.choose(match(Site()), TargetOptions()) == "ChunkGatedDeltaRule"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(None, "no target file"), ("PROFILE = 3", "no PROFILE"), ("import nothing_like_this", "cannot be imported")],
+)
+def test_a_target_file_that_cannot_be_used(text, says, tmp_path, fuse):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    outcome = fuse(tmp_path / "model.onnx", "-o", tmp_path / "out.onnx", "--target", path, "--json")
+    assert (outcome.exit, outcome.document["error"]["code"]) == (1, "target-file")
+    assert says in outcome.document["error"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("ascend-310p", {"boundary": "bf16"}, "give --boundary fp16"),
+        ("ascend-310p", {"signature": "9-input"}, "give one of: 10-input, 7-input, 8-input"),
+        ("ort", {"op": "cgdr"}, "leave --op out"),
+        ("onnx", {"op": "rgdr"}, "leave --op out"),
+    ],
+)
+def test_options_that_a_target_does_not_have(name, options, says):
+    with pytest.raises(UserError, match=says) as caught:
+        targets.get(name).plan(match(Site()), TargetOptions(**options))
+    assert caught.value.code == "option"
+
+
+# ascend-a2
+
+
+A2 = targets.get("ascend-a2")
+
+
+@pytest.mark.parametrize(
+    ("site", "options", "op", "boundary"),
+    [
+        (Site(), {}, "ChunkGatedDeltaRule", HALF),
+        (Site(dtype=BF16, state_dtype=BF16), {}, "ChunkGatedDeltaRule", BF16),
+        (Site(dtype=HALF), {"boundary": "bf16"}, "ChunkGatedDeltaRule", BF16),
+        (Site(**DECODE), {}, "ChunkGatedDeltaRule", HALF),
+        (Site(**DECODE), {"boundary": "bf16"}, "RecurrentGatedDeltaRule", BF16),
+        (Site(**DECODE, key_dim=256, value_dim=256), {"boundary": "bf16"}, "RecurrentGatedDeltaRule", BF16),
+        (Site(tokens=9), {"boundary": "bf16"}, "ChunkGatedDeltaRule", BF16),
+    ],
+)
+def test_a2_has_one_type_for_all_operands(site, options, op, boundary):
+    plan = A2.plan(match(site), TargetOptions(**options))
+    assert isinstance(plan, Plan)
+    assert plan.op == op
+    (node,) = (node for node in plan.nodes if fused_type(node))
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    assert attributes["dtype"].i == boundary
+    assert {info.type.tensor_type.elem_type for info in plan.value_info} == {boundary}
+    types = {name: cast.attribute[0].i for cast in plan.nodes if cast.op_type == "Cast" for name in cast.output}
+    ports = dict(zip(["query", "key", "value", "beta"], node.input, strict=False))
+    source = BF16 if site.dtype == BF16 else site.dtype
+    for value in ports.values():
+        assert types.get(value, source) == boundary or source == boundary
+    if op == "RecurrentGatedDeltaRule":
+        assert list(attributes["output_types"].ints) == [45, 45]
+
+
+def test_a2_limits():
+    assert refusal(A2, Site(key_dim=144)).code == "head-size"
+    reason = refusal(A2, Site(value_dim=144))
+    assert (reason.code, reason.args) == ("value-head-size", {"value_dim": 144, "limit": 128})
+    reason = refusal(A2, Site(key_heads=65, value_heads=65))
+    assert (reason.code, reason.args["limit"]) == ("head-count", 64)
+    assert refusal(A2, Site(key_heads=3, value_heads=4)).code == "head-ratio"
+    assert refusal(A2, Site(batch=2)).code == "static-batch"
+    assert refusal(A2, Site(**DECODE), op="rgdr").code == "rgdr-boundary"
+    assert refusal(A2, Site(tokens=9), op="rgdr", boundary="bf16").args == {"tokens": 9, "limit": 8}
+    reason = refusal(A2, Site(**DECODE, key_dim=528), op="rgdr", boundary="bf16")
+    assert (reason.code, reason.args["limit"]) == ("head-size", 512)
+    assert refusal(A2, Site(dtype=BF16, state_dtype=BF16), boundary="fp16").code == "bf16-boundary"
+
+
+# The older signature of ChunkGatedDeltaRule.
+
+
+def test_the_older_signature_has_eight_inputs_and_a_float16_gate():
+    plan = targets.get("ascend-310p").plan(match(Site(g_dtype=FLOAT)), TargetOptions(signature="8-input"))
+    assert isinstance(plan, Plan)
+    (node,) = (node for node in plan.nodes if fused_type(node))
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    names = [name.decode() for name in attributes["input_names"].strings]
+    assert names == ["query", "key", "value", "g", "beta", "initial_state", "cu_seqlens", "ssm_state_indices"]
+    assert "optional_input_names" not in attributes
+    assert list(attributes["input_index"].ints) == list(range(8)) == list(range(len(node.input)))
+    assert attributes["chunk_size"].i == 64
+    types = {name: cast.attribute[0].i for cast in plan.nodes if cast.op_type == "Cast" for name in cast.output}
+    assert types[node.input[3]] == HALF
+    assert "g" in plan.notes[0]
+
+
+def test_decode_keeps_its_operator_beside_an_older_chunk_signature():
+    site = Site(**DECODE)
+    options = TargetOptions(signature="8-input")
+    assert targets.get("ascend-310p").choose(match(site), options) == "RecurrentGatedDeltaRule"
