@@ -160,14 +160,22 @@ def lowered_double(fused: onnx.ModelProto, report: FuseReport) -> ort.InferenceS
     return double(lower_model(fused, scales))
 
 
-def difference(fused: ort.InferenceSession, unfused: ort.InferenceSession, feeds: Mapping[str, Array]) -> float:
-    """Largest relative difference of any output, where the unfused one is a number; inf where shapes differ."""
+def difference(
+    fused: ort.InferenceSession, unfused: ort.InferenceSession, feeds: Mapping[str, Array], *, strict: bool = False
+) -> float:
+    """Largest relative difference of any output, where the unfused one is a number; inf where shapes differ.
+
+    Args:
+        strict: inf too where only one of them is a number.
+    """
     worst = 0.0
     given = [{i.name: feeds[i.name] for i in one.get_inputs()} for one in (fused, unfused)]
     for got, want in zip(fused.run(None, given[0]), unfused.run(None, given[1]), strict=True):
         # A chunk spreads one NaN over all its tokens, a recurrence over later ones only.
         finite = np.isfinite(want)
         if got.shape != want.shape or not np.isfinite(got[finite]).all():
+            return float("inf")
+        if strict and not np.array_equal(finite, np.isfinite(got)):
             return float("inf")
         top = np.abs(want[finite]).max(initial=0.0)
         worst = max(worst, float(np.abs(got - want)[finite].max(initial=0.0)) / float(top or 1.0))

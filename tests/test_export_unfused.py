@@ -33,8 +33,8 @@ from qwen_models import Sizes, build, exporting, prefill_inputs
 ROOT = Path(__file__).parents[1]
 SIZES = Sizes()
 IMAGE = 60
-#: Two chunks, as for prompts of 9 to 16 tokens.
-SMALL = ("--chunk-size", 8, "--dummy-seq-len", 12)
+#: Two chunks, as for prompts of 11 to 20 tokens.
+SMALL = ("--chunk-size", 10, "--dummy-seq-len", 14)
 #: Dynamic axes before and after fusing; positions of a model that sees images have one axis more in front.
 PREFILL = {
     "input_ids": ({0: "batch", 1: "seq_len"}, {1: "seq_len"}),

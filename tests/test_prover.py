@@ -142,11 +142,22 @@ def test_every_column_is_compared_once(worker: Worker, tmp_path: Path) -> None:
 
 
 def test_arithmetic_that_overflows_is_told(worker: Worker, tmp_path: Path) -> None:
-    # exp(g) as 1 / exp(-g) is the rule until exp(-g) is infinite: that is right (zero), and no reason to refuse.
-    edits = (("e0 = Exp(g0)", "n0 = Neg(g0)\n  e9 = Exp(n0)\n  e0 = Reciprocal(e9)"),)
+    # exp(9 g) exp(-8 g) is exp(g) as long as both are numbers.
+    edits = (
+        (
+            "e0 = Exp(g0)",
+            "up = Mul(g0, nine)\n  down = Mul(g0, eight)\n  eu = Exp(up)\n  ed = Exp(down)\n  e0 = Mul(eu, ed)",
+        ),
+        ("float scale", "float nine = {9}, float eight = {-8}, float scale"),
+    )
     found, _ = proof(graphs.step(*edits), worker, tmp_path)
     assert isinstance(found, Proven), found
-    assert Reason("overflows", {"draw": "x"}).text
+    (plunge,) = [how for how in DRAWS if how.plunge]
+    told = found.trial.error(found.trial.binding, plunge, 3)
+    assert isinstance(told, Reason)
+    assert (told.code, told.args) == ("overflows", {"draw": plunge.name})
+    assert plunge.name in told.text
+    assert found.draws == len(DRAWS) - 1
 
 
 def test_a_proof_of_nothing_is_no_proof(worker: Worker, tmp_path: Path) -> None:

@@ -8,21 +8,27 @@ import pytest
 
 from deltafuse import targets
 from deltafuse.errors import UserError
+from deltafuse.lint import lint
 from deltafuse.lowering import fused_type
 from deltafuse.match import Plan
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.rollback import rollback
 from deltafuse.targets import Profile, TargetOptions
+from deltafuse.targets.runtime import runtime_notes
+from deltafuse.verify import verify
+from deltafuse.wire import scan
+from exports import export
 from hand_match import BF16, FLOAT, HALF, Site, match
 
 TESTS = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py")))
 PROFILES = [targets.get(name) for name in targets.names()]
 DECODE = {"tokens": 1, "qkv_layout": "BTHD"}
 
-OWN = '''
+OWN = """
 from dataclasses import replace
 from deltafuse.targets.ascend_310p import PROFILE as BASE
 PROFILE = replace(BASE, name="mine", title="a target of my own", requires=())
-'''
+"""
 
 
 def refusal(profile: Profile, site: Site, **options) -> Reason:
@@ -179,3 +185,45 @@ def test_decode_keeps_its_operator_beside_an_older_chunk_signature():
     site = Site(**DECODE)
     options = TargetOptions(signature="8-input")
     assert targets.get("ascend-310p").choose(match(site), options) == "RecurrentGatedDeltaRule"
+
+
+# Whole files.
+
+
+@pytest.mark.parametrize(
+    ("fixture", "options", "op"),
+    [
+        ("rec_ts17_half", ("--target", "ascend-a2", "--boundary", "bf16"), "RecurrentGatedDeltaRule"),
+        ("rec_ts17_half", ("--target", "ascend-a2", "--boundary", "fp16"), "ChunkGatedDeltaRule"),
+        ("chunk_dy20_half", ("--target", "ascend-a2", "--boundary", "bf16"), "ChunkGatedDeltaRule"),
+        ("chunk_ts14", ("--signature", "8-input"), "ChunkGatedDeltaRule"),
+    ],
+)
+def test_a_file_of_another_boundary_or_signature_is_equal_good_and_comes_back(fixture, options, op, tmp_path, fuse):
+    source, fused, back = export(fixture).path, tmp_path / "fused.onnx", tmp_path / "back.onnx"
+    outcome = fuse(source, "-o", fused, *options, "--json")
+    assert (outcome.exit, [site["op"] for site in outcome.document["sites"]]) == (0, [op])
+    verdict = verify(source, fused, level="site")
+    assert (verdict.exit, [site.verdict for site in verdict.sites], verdict.notes) == (0, ["equal"], ())
+    target = "ascend-a2" if "ascend-a2" in options else "ascend-310p"
+    assert lint(fused, target).findings == ()
+    assert rollback(fused, back).mode == "bytes"
+    assert back.read_bytes() == source.read_bytes()
+
+
+def test_a_target_file_of_the_users_own_fuses(tmp_path, fuse):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    outcome = fuse(export("chunk_ts14").path, "-o", tmp_path / "fused.onnx", "--target", path, "--json")
+    assert (outcome.exit, outcome.document["target"]) == (0, str(path))
+
+
+def test_an_onnxruntime_that_is_too_old_is_named(tmp_path, fuse):
+    fused = tmp_path / "fused.onnx"
+    assert fuse(export("chunk_ts14").path, "-o", fused, "--target", "ort").exit == 0
+    graph = scan(fused).graph
+    (note,) = runtime_notes(graph, "1.24.2")
+    assert "onnxruntime 1.24.2 is installed" in note
+    assert "target ort needs 1.25.1" in note
+    assert runtime_notes(graph, "1.25.1") == ()
+    assert runtime_notes(scan(export("chunk_ts14").path).graph, "1.24.2") == ()

@@ -19,12 +19,13 @@ from deltafuse.errors import UserError
 from deltafuse.inputs import InputOptions
 from deltafuse.lowering import fused_type
 from deltafuse.network_diff import Top1, Worst, compare_outputs
-from deltafuse.network_model import Runnable
+from deltafuse.network_model import Runnable, runnable
 from deltafuse.network_run import run_model
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.reasons import Reason
 from deltafuse.tables import console, print_verify
 from deltafuse.verify import verify
+from deltafuse.wire import scan
 from exports import export
 from tolerances import cosine, nrmse
 
@@ -96,7 +97,11 @@ def add(*nodes: onnx.NodeProto, tensors=()):
 # Right fusions.
 
 
-@pytest.mark.parametrize("name", FULL)
+#: A rule alone: the operands are the inputs, each with its own symbol for the tokens.
+ALONE = "chunk_dy20_dynBT"
+
+
+@pytest.mark.parametrize("name", [*FULL, ALONE])
 def test_a_right_fusion_passes(fused, name):
     report = verify(*fused(name))
     assert (report.exit, report.skipped, report.network.verdict) == (0, None, "passes")
@@ -106,6 +111,7 @@ def test_a_right_fusion_passes(fused, name):
         assert (output.verdict, output.reason) == ("passes", None)
         assert output.cosine > 0.999999
         assert output.nrmse < 2e-3
+        assert output.max_abs < 0.01
         assert output.rms > 1e-3
         assert (output.top1 is not None) == (output.name == "logits")
     assert any(output.max_abs > 0 for output in report.network.outputs)
@@ -221,14 +227,17 @@ def test_a_fused_model_that_does_not_run_is_a_difference(both):
     assert (report.network.outputs, report.network.reason.code) == ((), "fused-does-not-run")
 
 
-def test_a_fused_node_that_cannot_be_lowered(both):
+def test_a_fused_node_that_cannot_be_lowered(both, tmp_path):
     def change(graph):
         kernel(graph).attribute.remove(attribute(kernel(graph), "input_names"))
 
-    report = verify(*both(fused_change=change))
+    paths = both(fused_change=change)
+    report = verify(*paths)
     assert report.exit == 5
     assert report.network.reason.code == "fused-does-not-run"
     assert "cannot be turned into what onnxruntime runs" in report.network.reason.text
+    with runnable(scan(paths[1]), tmp_path) as source:
+        assert source.code == "network-not-lowered"
 
 
 # What keeps whole models from being run.
@@ -563,7 +572,7 @@ def test_options_reach_the_run_and_the_document(fuse, fused, tmp_path):
     network = done.document["network"]
     assert (network["verdict"], network["seed"]) == ("passes", 3)
     assert network["sizes"] == {"past_seq_len": 5, "total_seq_len": 6}
-    assert [output["name"] for output in network["outputs"]][0] == "logits"
+    assert network["outputs"][0]["name"] == "logits"
     assert set(network["outputs"][0]) >= {"shape", "dtype", "cosine", "nrmse", "max_abs", "worst", "top1", "verdict"}
     again = fuse("verify", source, output, "--inputs", saved, "--json").document["network"]
     assert again["outputs"] == network["outputs"]

@@ -42,9 +42,15 @@ class Binding:
     batch_dims: tuple[Dim, ...]
     tokens_dims: tuple[Dim, ...]
 
-    def at(self, tokens: int | None, batch: int | None) -> Binding | None:
-        """The same for other sizes; None where the symbols cannot give them."""
-        numbers = _numbers(self.tokens_dims, tokens, self.batch_dims, batch, tuple(self.numbers))
+    def at(self, tokens: int | None, batch: int | None, shift: int = 0) -> Binding | None:
+        """The same for other sizes; None where the symbols cannot give them.
+
+        Args:
+            tokens: how many tokens are wanted.
+            batch: which batch is wanted.
+            shift: gives the symbols that are neither other numbers.
+        """
+        numbers = _numbers(self.tokens_dims, tokens, self.batch_dims, batch, tuple(self.numbers), shift)
         return None if numbers is None else replace(self, numbers=numbers, batch=batch, tokens=tokens)
 
 
@@ -142,14 +148,19 @@ def _dims_at(shapes: Mapping[int, tuple[Dim, ...]], g: int, groups: Sequence[str
 
 
 def _numbers(
-    tokens_dims: Sequence[Dim], tokens: int | None, batch_dims: Sequence[Dim], batch: int | None, free: Sequence[str]
+    tokens_dims: Sequence[Dim],
+    tokens: int | None,
+    batch_dims: Sequence[Dim],
+    batch: int | None,
+    free: Sequence[str],
+    shift: int = 0,
 ) -> dict[str, int] | None:
     """Numbers for the free symbols at which these dims have these sizes; None where there are none."""
     wanted = [*((dim, tokens) for dim in tokens_dims), *((dim, batch) for dim in batch_dims)]
-    return solve([(dim, size) for dim, size in wanted if size is not None], free)
+    return solve([(dim, size) for dim, size in wanted if size is not None], free, shift)
 
 
-def solve(wanted: Iterable[tuple[Dim, int]], free: Sequence[str]) -> dict[str, int] | None:
+def solve(wanted: Iterable[tuple[Dim, int]], free: Sequence[str], shift: int = 0) -> dict[str, int] | None:
     """Numbers for the free symbols at which each dim has its size; None where there are none."""
     numbers: dict[str, int] = {}
     for dim, size in wanted:
@@ -160,7 +171,7 @@ def solve(wanted: Iterable[tuple[Dim, int]], free: Sequence[str]) -> dict[str, i
             return None
         numbers.update(found)
     rest = [symbol for symbol in free if symbol not in numbers]
-    return numbers | {symbol: _OTHERS[i % len(_OTHERS)] for i, symbol in enumerate(rest)}
+    return numbers | {symbol: _OTHERS[(i + shift) % len(_OTHERS)] for i, symbol in enumerate(rest)}
 
 
 def _invert(dim: Dim, size: int, numbers: Mapping[str, int], unknown: Sequence[str]) -> dict[str, int] | None:

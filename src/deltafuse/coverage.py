@@ -8,12 +8,14 @@ from typing import cast
 
 import numpy as np
 
+from deltafuse import layouts
 from deltafuse.bench import Binding
 from deltafuse.dims import Dim, is_clamped
 from deltafuse.draws import DRAWS, Array, Operands
 from deltafuse.graph import Graph
 from deltafuse.match import Validity
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.roles import Assignment
 from deltafuse.shapes import Shapes
 from deltafuse.trial import Trial
 
@@ -21,13 +23,19 @@ TEXTS.update(
     {
         "trip-count": "the loop {node} has a trip count that does not follow the token axis ({count}): "
         "it may stop before the last token; give it the number of tokens",
+        "heads-unknown": "the {role} {value} has the free size {size} where heads or head sizes are; "
+        "export the model with fixed ones",
+        "sizes-tied": "the batch cannot be one at {tokens} tokens: both sizes hang on one symbol; "
+        "export the model with two",
+        "batch-one-fails": "the site does not work for a batch of one ({tokens} tokens); export the model with batch 1",
         "few-tokens-only": "the site is the rule for {low} to {high} tokens only and computes something else from "
         "more; compare it with the rule's recurrence",
     }
 )
 
-#: From this many tokens on a site shows each step of the rule; below, wrong rules agree with it too.
+#: How many tokens beyond a limit are tried: enough to show each step of the rule.
 _TELLING = 3
+_BAR = 1e-10
 
 
 def short_loop(graph: Graph, shapes: Shapes, loops: Sequence[int]) -> Reason | None:
@@ -53,35 +61,66 @@ def short_loop(graph: Graph, shapes: Shapes, loops: Sequence[int]) -> Reason | N
 def other_beyond(trial: Trial, binding: Binding, validity: Validity, *, looping: bool) -> Reason | None:
     """A site that is another rule where it is not this one, rather than one that was traced for these sizes.
 
-    What was traced for one token leaves later tokens alone; what reads them and gives other results is another rule
-    that agrees on one token only. A loop takes tokens as they come, so that for it any wrong size tells.
+    What was traced for some tokens leaves later ones alone, or makes nothing of any of them. What gets the first ones
+    right and then goes on differently is another rule that agrees on few tokens. A loop takes tokens as they come, so
+    that for it any wrong size tells.
     """
     reason = Reason("few-tokens-only", {"low": validity.low, "high": validity.high})
+    if binding.tokens is None:
+        return None
     if looping and "wrong" in (validity.above, validity.below):
         return reason
-    if binding.tokens is None or validity.high >= _TELLING or validity.above != "wrong":
-        return None
-    return reason if _reads_beyond(trial, binding, validity.high) else None
+    if validity.above == validity.below == "wrong" and validity.low == validity.high:
+        return reason
+    return reason if validity.above == "wrong" and _goes_on(trial, binding, validity.high) else None
 
 
-def _reads_beyond(trial: Trial, binding: Binding, high: int) -> bool:
-    """Whether tokens behind the first `high` ones change a result."""
+def _goes_on(trial: Trial, binding: Binding, high: int) -> bool:
+    """Whether beyond `high` tokens the first ones are still right, and later ones change a result."""
     larger = binding.at(high + _TELLING, binding.batch)
     if larger is None:
         return True
     operands, _ = trial.draw(larger, DRAWS[0], 1)
-    results = [trial.results(larger, changed) for changed in (operands, _later_doubled(operands, high))]
-    first, second = results
+    first, second = (trial.results(larger, changed) for changed in (operands, _later_halved(operands, high)))
     if isinstance(first, Reason) or isinstance(second, Reason):
         return False
-    return any(not _equal(first, second, value) for value in first)
+    early = trial.early_error(operands, first, high)
+    return early <= _BAR and any(not _equal(first, second, value) for value in first)
+
+
+def free_heads(graph: Graph, shapes: Shapes, assignment: Assignment) -> Reason | None:
+    """A head count or head size that is free: a fused node needs numbers.
+
+    Args:
+        graph: the graph the operands lie in.
+        shapes: knows their sizes.
+        assignment: what they are.
+    """
+    for role, value in assignment.values.items():
+        for group, dim in zip(layouts.axes(assignment.layouts[role]), shapes.shape(value) or (), strict=True):
+            if set(group) - set("BT") and not isinstance(dim, int):
+                return Reason("heads-unknown", {"role": role, "size": str(dim), "value": graph.name(value)})
+    return None
+
+
+def alone_fails(trial: Trial, at: Binding) -> Reason | None:
+    """A site whose free batch may not be one: a target that takes one sequence has no use for it."""
+    if at.batch is None:
+        return None
+    single = at.at(at.tokens, 1)
+    if single is None:
+        return Reason("sizes-tied", {"tokens": at.tokens})
+    error = trial.error(single, DRAWS[0], 5)
+    if isinstance(error, Reason) or error > _BAR:
+        return Reason("batch-one-fails", {"tokens": at.tokens})
+    return None
 
 
 def _equal(first: Mapping[int, Array], second: Mapping[int, Array], value: int) -> bool:
     return bool(np.allclose(first[value], second[value], rtol=1e-9, atol=0))
 
 
-def _later_doubled(operands: Operands, high: int) -> Operands:
+def _later_halved(operands: Operands, high: int) -> Operands:
     """Every operand but the state with its later tokens changed."""
     changed: dict[str, Array] = {}
     for field in fields(operands):

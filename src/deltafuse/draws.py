@@ -35,31 +35,36 @@ class Draw:
 
     Attributes:
         name: for messages.
-        decay: lowest g; g is uniform between it and `decay` / 50, at most -1e-3.
+        decay: lowest and highest g.
         plunge: one step of this log decay in the middle, 0 for none.
-        scale: of values and state (the rule is linear in them).
+        scale: of values and state. The rule is linear in them: what is not shows at extreme ones.
         beta: lowest and highest beta.
         norm: of keys and queries before a norm (used only where the site has one).
         memory: how much of the key before a key keeps.
+        lasting: weaken the decay on many tokens, so that the first one still counts at the last.
     """
 
     name: str
-    decay: float
+    decay: tuple[float, float]
     plunge: float
     scale: float
     beta: tuple[float, float]
     norm: float
     memory: float = 0.8
+    lasting: bool = False
 
 
 #: Every site is proven on all of these.
 DRAWS = (
-    Draw("slow decay", -0.1, 0.0, 1.0, (0.05, 0.95), 1.0),
-    Draw("fast decay, large values", -6.0, 0.0, 1e4, (0.0, 1.0), 30.0),
-    Draw("plunge, small values", -100.0, -90.0, 1e-4, (0.5, 1.0), 0.02),
+    Draw("slow decay", (-0.1, -0.002), 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True),
+    Draw("fast decay, large values", (-6.0, -0.1), 0.0, 1e60, (0.0, 1.0), 30.0),
+    Draw("plunge, small values", (-100.0, -2.0), -90.0, 1e-60, (0.5, 1.0), 0.02),
     # Keys that forget: beta of 2 on correlated keys makes an inverse by powers too ill-conditioned to tell.
-    Draw("doubled beta, tiny norms", -1.0, 0.0, 1.0, (0.0, 2.0), 3e-4, memory=0.0),
+    Draw("any sign of beta, tiny norms", (-1.5, 0.1), 0.0, 1.0, (-1.0, 2.0), 3e-4, memory=0.0),
 )
+
+#: Sum of log decays over all tokens at which the first one still counts.
+_LASTING = 3.0
 
 
 def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool) -> Operands:
@@ -67,7 +72,9 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool) -> Operan
     rng = np.random.default_rng(seed)
     b, t, n, h, k, v = (sizes[letter] for letter in "BTNHKV")
     norm = how.norm if normed else 1.0
-    g = rng.uniform(how.decay, min(how.decay / 50, -1e-3), (b, t, h))
+    g = rng.uniform(*how.decay, (b, t, h))
+    if how.lasting:
+        g *= min(1.0, _LASTING / (t * -how.decay[0]))
     if how.plunge:
         g[:, t // 2] = how.plunge
     return Operands(

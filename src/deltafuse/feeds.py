@@ -25,5 +25,5 @@ def search_feeds(bench: Bench, roots: Sequence[int], g: int, numbers: Mapping[st
         elif int(np.prod(shape)) == gates:
             feeds[root] = rng.uniform(0.2, 0.9, shape)
         else:
-            feeds[root] = rng.standard_normal(shape) / np.sqrt(shape[-1])
+            feeds[root] = rng.standard_normal(shape) / np.sqrt(shape[-1] if shape else 1)
     return feeds

@@ -7,14 +7,14 @@ analytic in it; whatever is not on the list refuses the match.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnx import AttributeProto, TensorProto
 
 from deltafuse.bodies import Body, bodies, has_body
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.shapes import Shapes
+from deltafuse.scope import SHAPES, Scope
 from deltafuse.tensors import read_tensor
 from deltafuse.wire import Model
 
@@ -27,6 +27,7 @@ TEXTS.update(
         "so the site is not proven; export it as plain arithmetic",
         "position-gate": "the operator {op} ({node}) makes a step of a loop depend on its number, "
         "so steps that no trial reaches may differ; the site stays as it is",
+        "random": "the operator {op} ({node}) draws random numbers; export the model for inference",
         "early-exit": "the loop {node} may end before its last token; give it a condition that is always true",
     }
 )
@@ -40,122 +41,158 @@ _PIECEWISE = frozenset({
     "BitwiseOr", "BitwiseXor", "BitwiseNot",
 })  # fmt: skip
 
-#: Analytic in every operand.
+#: Polynomial in every operand. Roots, logarithms and quotients are not: they hide absolute values and soft clamps. A
+#: norm has them, and is proven by itself; a decay may be divided by.
 _ANALYTIC = frozenset({
-    "Add", "Sub", "Mul", "Div", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "MatMul", "Gemm", "Einsum", "Sum", "Mean",
-    "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceMean", "Identity", "Transpose", "Flatten", "Concat",
+    "Add", "Sub", "Mul", "Neg", "MatMul", "Gemm", "Einsum", "Sum", "Mean",
+    "ReduceSum", "ReduceSumSquare", "ReduceMean", "Identity", "Transpose", "Flatten", "Concat",
     "SequenceInsert", "SequenceConstruct", "ConcatFromSequence",
 })  # fmt: skip
 
 #: Analytic in operand 0 (and, for scatters, 2) as long as the others hold no data.
 _ANALYTIC_IN = {
-    "Pow": (0,), "CumSum": (0,), "Reshape": (0,), "Expand": (0,), "Tile": (0,), "Squeeze": (0,), "Unsqueeze": (0,),
+    "CumSum": (0,), "Reshape": (0,), "Expand": (0,), "Tile": (0,), "Squeeze": (0,), "Unsqueeze": (0,),
     "Slice": (0,), "Gather": (0,), "GatherND": (0,), "GatherElements": (0,), "Split": (0,), "Trilu": (0,),
     "Pad": (0, 2), "ScatterND": (0, 2), "ScatterElements": (0, 2), "Where": (1, 2), "Dropout": (0,), "SequenceAt": (0,),
     "SplitToSequence": (0,),
 }  # fmt: skip
 
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+
 _REAL = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-_SHAPES = frozenset({"Shape", "Size"})
+#: Operators that take a part of their first operand.
+_PARTS = frozenset({"Gather", "GatherND", "GatherElements", "Slice"})
+#: Operators that leave an exponential one.
+_MOVES = frozenset({
+    "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast", "Slice", "Gather", "Mul", "Split",
+})  # fmt: skip
 #: The same of onnxruntime's own operators (a product with transposes, an inverse).
 _CONTRIB = frozenset({"FusedMatMul", "Inverse", "TransposeMatMul"})
 
 
-@dataclass(frozen=True)
-class Scope:
-    """One scope that is searched.
+@dataclass
+class _Reach:
+    """What the values of one scope depend on, as far as the search has come.
 
     Attributes:
-        model: whose file it is part of.
-        shapes: knows the types of the main graph's values; None in a subgraph.
-        around, body: the scope that a subgraph lies in, and what it takes from there.
+        data: value -> the roots it depends on, one bit each; bit 0 is the log decay.
+        powers: values that are exponentials of the log decay, moved and multiplied at most.
+        measures: values that depend on sizes or positions, and not on data.
+        gates: values that a choice by size or position made: equal for the sizes that are tried, maybe not for others.
     """
 
-    model: Model
-    graph: Graph
-    kinds: bytearray
-    shapes: Shapes | None
-    around: Scope | None = None
-    body: Body | None = None
+    data: dict[int, int]
+    powers: set[int] = field(default_factory=set[int])
+    measures: set[int] = field(default_factory=set[int])
+    gates: set[int] = field(default_factory=set[int])
 
-    def dtype(self, value: int) -> int | None:
-        """Element type of a value; in a subgraph it is followed to where it comes from."""
-        if self.shapes is not None:
-            return self.shapes.dtype(value)
-        if self.around is None or self.body is None:
-            return None
-        outer = self.body.outside(self.around.graph, value)
-        node = self.graph.producer[value]
-        if outer:
-            return self.around.dtype(outer)
-        if node < 0 or self.graph.op[node] in _PIECEWISE | _SHAPES:
-            return None
-        if self.graph.op[node] == "Cast":
-            return self.graph.attributes(node)["to"].i
-        source = self.graph.node_inputs[node][1 if self.graph.op[node] == "CastLike" else 0]
-        return self.dtype(source)
+    def of(self, values: Sequence[int]) -> int:
+        """The roots that some values depend on together."""
+        roots = 0
+        for value in values:
+            roots |= self.data.get(value, 0)
+        return roots
 
 
-def find_guard(scope: Scope, nodes: Sequence[int], data: Collection[int], exempt: Collection[int]) -> Reason | None:
-    """Looks for an operator that is not analytic in the data that reaches it.
+def find_guard(scope: Scope, nodes: Sequence[int], data: Sequence[int], exempt: Collection[int]) -> Reason | None:
+    """Looks for an operator that is not analytic in the data that reaches it, or that hides a choice by size.
 
     Args:
         scope: where the nodes are.
         nodes: a site's nodes, ascending.
-        data: values that vary: the roots, and whatever else the cut reads.
-        exempt: nodes that are proven otherwise (the floor of a norm).
+        data: values that vary: the roots, the log decay first.
+        exempt: nodes of norms, which are proven otherwise.
 
     Returns:
         A Reason that names the first such node, None where there is none.
     """
-    return _search(scope, nodes, set(data), set(), exempt)
+    return _search(scope, nodes, _Reach({value: 1 << index for index, value in enumerate(data)}), exempt)
 
 
-def _search(
-    scope: Scope, nodes: Sequence[int], tainted: set[int], positions: set[int], exempt: Collection[int]
-) -> Reason | None:
-    """`find_guard` in one scope; `positions` are values that depend on a step counter."""
+def _search(scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collection[int]) -> Reason | None:
+    """`find_guard` in one scope."""
     graph = scope.graph
     for node in nodes:
-        op, inputs = graph.op[node], graph.node_inputs[node]
-        read = graph.reads(node)
-        if op in _SHAPES:
+        if is_random(graph, node):
+            return _reason(graph, node, "random")
+        roots = reach.of(graph.reads(node))
+        if not roots or graph.op[node] in SHAPES:
+            _measure(scope, node, reach)
             continue
-        if not positions.isdisjoint(inputs) and op in _PIECEWISE:
-            return _reason(graph, node, "position-gate")
-        if tainted.isdisjoint(read):
-            if not positions.isdisjoint(read):
-                positions.update(graph.node_outputs[node])
-            continue
-        varying = [position for position, value in enumerate(inputs) if value in tainted]
-        found = (
-            _search_bodies(scope, node, varying, tainted, positions)
-            if has_body(scope.model, graph, node)
-            else None
-            if node in exempt or _analytic(scope, node, varying)
-            else _reason(graph, node)
-        )
+        found = None if node in exempt else _refusal(scope, node, reach)
         if found is not None:
             return found
-        tainted.update(graph.node_outputs[node])
+        reach.data.update(dict.fromkeys(graph.node_outputs[node], roots))
+        if _is_power(graph, node, reach):
+            reach.powers.update(graph.node_outputs[node])
     return None
 
 
-def _search_bodies(
-    scope: Scope, node: int, varying: Sequence[int], tainted: set[int], positions: set[int]
-) -> Reason | None:
+def _refusal(scope: Scope, node: int, reach: _Reach) -> Reason | None:
+    """Why a node that data reaches is none a proof by draws can hold for."""
+    graph = scope.graph
+    inputs = graph.node_inputs[node]
+    if has_body(scope.model, graph, node):
+        return _search_bodies(scope, node, reach)
+    op = graph.op[node]
+    varying = [position for position, value in enumerate(inputs) if value in reach.data]
+    if not _analytic(scope, node, varying, reach):
+        return _reason(graph, node)
+    weighed = _ANALYTIC_IN[op] if op in _ANALYTIC_IN and op != "Where" else range(len(inputs))
+    if any(inputs[position] in reach.gates for position in weighed if position < len(inputs)):
+        return _reason(graph, node, "position-gate")
+    return None
+
+
+def _measure(scope: Scope, node: int, reach: _Reach) -> None:
+    """Follows sizes and positions through a node that holds no data."""
+    graph, op = scope.graph, scope.graph.op[node]
+    outputs, read = graph.node_outputs[node], graph.reads(node)
+    if op in SHAPES:
+        if not scope.is_settled(outputs[0]):
+            reach.measures.update(outputs)
+        return
+    if not reach.gates.isdisjoint(read):
+        reach.gates.update(outputs)
+    if reach.measures.isdisjoint(read) or all(scope.is_settled(value) for value in outputs):
+        return
+    chooses = op in _PIECEWISE and not all(value in reach.measures for value in read if value)
+    looks_up = op in _PARTS and scope.varies(read[0])
+    (reach.gates if chooses or looks_up else reach.measures).update(outputs)
+
+
+def _is_power(graph: Graph, node: int, reach: _Reach) -> bool:
+    """An exponential, or exponentials that are moved or multiplied."""
+    if graph.op[node] == "Exp":
+        return True
+    read = [value for value in graph.node_inputs[node] if value in reach.data]
+    return graph.op[node] in _MOVES and all(value in reach.powers for value in read)
+
+
+def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
     graph = scope.graph
     decided = {"If": (0,), "Loop": (0, 1)}.get(graph.op[node], ())
-    if any(position in decided for position in varying):
+    chosen = [graph.node_inputs[node][position] for position in decided if position < len(graph.node_inputs[node])]
+    if any(value in reach.data for value in chosen):
         return _reason(graph, node, "piecewise")
+    if graph.op[node] == "If" and any(value in reach.gates | reach.measures for value in chosen):
+        return _reason(graph, node, "position-gate")
+    everything = reach.of(graph.reads(node))
     for body in bodies(scope.model, graph, scope.kinds, node):
         if body.flag != (0, 0) and not _runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
         outer = {value: body.outside(graph, value) for value in range(1, len(body.graph.value_names))}
-        inner = {value for value, around in outer.items() if around in tainted} | set(body.carried)
-        counted = {value for value, around in outer.items() if around in positions} | set(body.counters)
+        inner = _Reach(
+            {value: reach.data[around] for value, around in outer.items() if around in reach.data}
+            | dict.fromkeys(body.carried, everything),
+            {value for value, around in outer.items() if around in reach.powers},
+            {value for value, around in outer.items() if around in reach.measures} | set(body.counters),
+            {value for value, around in outer.items() if around in reach.gates},
+        )
         within = Scope(body.model, body.graph, body.kinds, None, scope, body)
-        found = _search(within, range(len(body.graph.op)), inner, counted, ())
+        found = _search(within, range(len(body.graph.op)), inner, ())
         if found is not None:
             return found
     return None
@@ -185,15 +222,23 @@ def _is_true(model: Model, graph: Graph, value: int) -> bool:
     return not isinstance(array, Reason) and bool(array.all())
 
 
-def _analytic(scope: Scope, node: int, varying: Sequence[int]) -> bool:
+def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) -> bool:
     graph = scope.graph
-    op = graph.op[node]
+    op, inputs = graph.op[node], graph.node_inputs[node]
     if graph.domain[node] not in ("", "ai.onnx"):
         return graph.domain[node] == "com.microsoft" and op in _CONTRIB
     if op == "Cast":
         return graph.attributes(node)["to"].i in _REAL
     if op == "CastLike":
-        return scope.dtype(graph.node_inputs[node][1]) in _REAL
+        return scope.dtype(inputs[1]) in _REAL
+    if op == "Exp":
+        # Of anything but the log decay it is no part of the rule, however small it is where it was tried.
+        return reach.data[inputs[0]] == 1
+    if op in ("Div", "Reciprocal"):
+        below = len(inputs) - 1
+        return below not in varying or inputs[below] in reach.powers
+    if op == "Pow":
+        return varying == [0] and scope.number(inputs[1]) in (1.0, 2.0, 3.0)
     if op in _ANALYTIC:
         return True
     if op not in _ANALYTIC_IN or any(position not in _ANALYTIC_IN[op] for position in varying):
@@ -208,6 +253,12 @@ def _plain_mode(op: str, attributes: dict[str, AttributeProto]) -> bool:
     if op == "Pad":
         return "mode" not in attributes or attributes["mode"].s == b"constant"
     return True
+
+
+def is_random(graph: Graph, node: int) -> bool:
+    """Whether a node gives other numbers each time it runs."""
+    training = graph.op[node] == "Dropout" and len(graph.node_inputs[node]) > 2 and graph.node_inputs[node][2] != 0
+    return training or graph.op[node] in _RANDOM
 
 
 def _reason(graph: Graph, node: int, code: str = "") -> Reason:

@@ -25,13 +25,14 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as file:
             arrays = np.load(file, allow_pickle=False)
-            if isinstance(arrays, np.ndarray):
-                raise ValueError("it is a single array")
-            return {name: arrays[name] for name in arrays.files}
+            found = {} if isinstance(arrays, np.ndarray) else {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise UserError("inputs-missing", f"{path} does not exist: check the path given with --inputs") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError("inputs-unreadable", f"{path} is no npz file ({error}): write it with numpy.savez") from None
+    if not found:
+        raise UserError("inputs-unreadable", f"{path} holds no arrays by name: write it with numpy.savez")
+    return found
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:

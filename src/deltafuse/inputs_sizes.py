@@ -31,12 +31,14 @@ class SiteSizes:
         tokens: the token count, symbolic where it is free.
         valid: the range for which the unfused graph is right, None where the file does not say.
         ran: token counts at which the site level ran.
+        alike: token counts of the site's operands: exporters may give each a symbol of its own.
         others: further sizes of the site's operands: its batch, which is one sequence for a kernel.
     """
 
     tokens: Dim
     valid: tuple[int, int] | None
     ran: tuple[int, ...] = ()
+    alike: tuple[Dim, ...] = ()
     others: tuple[Dim, ...] = ()
 
 
@@ -96,7 +98,7 @@ def solve_sizes(
     if any(fixed[names[name]] != size for name, size in given.items()):
         same = ", ".join(name for name in given if len({s for n, s in given.items() if names[n] == names[name]}) > 1)
         raise UserError("sizes-contradict", f"{same} are one axis of the model: give them one size")
-    ties = [*_ties(shapes), *_given_ties(shapes, arrays)]
+    ties = [*_ties(shapes), *_site_ties(shapes, sites), *_given_ties(shapes, arrays)]
     search = _Search(ties, sites, fixed | _demands(shapes, sites, fixed), _wishes(shapes, sites, ties))
     free = _ordered(input_symbols(shapes), sites)
     found = next(search.solutions(free, {}), None)
@@ -121,6 +123,11 @@ def _ties(shapes: Shapes) -> list[Tie]:
             node = graph.node_name(equation.node) if equation.node >= 0 else ""
             ties.append(Tie(left, right, f"the node {node or equation.node} needs {left} = {right}"))
     return ties
+
+
+def _site_ties(shapes: Shapes, sites: Sequence[SiteSizes]) -> list[Tie]:
+    pairs = {(shapes.find(site.tokens), shapes.find(dim)): None for site in sites for dim in site.alike}
+    return [Tie(*pair, f"a fused site needs {pair[0]} = {pair[1]}") for pair in pairs if pair[0] != pair[1]]
 
 
 def _given_ties(shapes: Shapes, arrays: Mapping[str, tuple[int, ...]]) -> Iterator[Tie]:
@@ -149,7 +156,7 @@ def _demands(shapes: Shapes, sites: Sequence[SiteSizes], fixed: Mapping[str, int
     """Symbols that can only be one number; the user knows better."""
     # A kernel takes one sequence: what else is free in a site is the batch.
     others = {name for site in sites for dim in site.others for name in symbols(shapes.find(dim))}
-    tokens = {name for site in sites for name in symbols(site.tokens)}
+    tokens = {name for site in sites for dim in (site.tokens, *site.alike) for name in symbols(shapes.find(dim))}
     return {name: size for name, size in (dict.fromkeys(others - tokens, 1) | shapes.bindings).items()
             if name not in fixed}  # fmt: skip
 

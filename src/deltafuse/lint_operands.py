@@ -123,7 +123,8 @@ def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]
             fix = "give one slot index a token; all zero for one sequence"
             yield view.finding("slots", "ssm_state_indices", slots.tolist(), wanted, fix)
     if accepted is not None and lengths is not None and lengths.size == accepted.size:
-        fits = all(1 <= int(count) <= int(length) for count, length in zip(accepted.tolist(), lengths.tolist(), strict=True))
+        pairs = zip(accepted.tolist(), lengths.tolist(), strict=True)
+        fits = all(1 <= int(count) <= int(length) for count, length in pairs)
         if not fits:
             wanted = f"1 to {lengths.tolist()}"
             fix = "accept at least one token a sequence and no more than it has"

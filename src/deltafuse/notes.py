@@ -39,11 +39,11 @@ class Notes:
         """By mask, the values that depend on its numbers."""
         graph = self._graph
         behind = {mask: {mask} for mask in self._masks}
-        for node, inputs in enumerate(graph.node_inputs):
-            if graph.op[node] in ("Shape", "Size"):
+        for node, op in enumerate(graph.op):
+            if op in ("Shape", "Size"):
                 continue
             for reached in behind.values():
-                if not reached.isdisjoint(inputs):
+                if not reached.isdisjoint(graph.reads(node)):
                     reached.update(graph.node_outputs[node])
         return behind
 

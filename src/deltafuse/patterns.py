@@ -104,4 +104,12 @@ def _load(path: Path) -> Pattern:
         pattern = module.PATTERN
     except Exception as error:
         raise UserError("bad-pattern", f"{path} does not define a PATTERN: {error}") from error
+    missing = [name for name in _MEMBERS if not hasattr(pattern, name)]
+    if missing:
+        raise UserError(
+            "bad-pattern", f"the PATTERN of {path} lacks {', '.join(missing)}: see patterns/gated_delta_rule.py"
+        )
     return cast("Pattern", pattern)
+
+
+_MEMBERS = ("name", "anchors", "fence", "contractions", "least_roots", "neighbours", "texts", "recurrence")

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from deltafuse import region
 from deltafuse.bench import Bench, Binding, bindings, open_bench
 from deltafuse.bodies import LOOPS
-from deltafuse.coverage import other_beyond, short_loop
+from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop
 from deltafuse.dims import Dim
 from deltafuse.draws import DRAWS, Array
 from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
-from deltafuse.graph import Graph
-from deltafuse.guards import Scope, find_guard
-from deltafuse.match import Norm, Validity
+from deltafuse.guards import find_guard
+from deltafuse.match import Validity
 from deltafuse.patterns import Pattern, Recurrence
-from deltafuse.probe import cut_model
-from deltafuse.readings import readings
+from deltafuse.probe import backward_slice, cut_model
+from deltafuse.readings import Reading, readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, Explained, assignments, explain
+from deltafuse.scope import Scope
 from deltafuse.shapes import Shapes
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
@@ -31,7 +31,7 @@ TEXTS.update(
     {
         "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) "
         "gives its outputs; compare it with the rule's recurrence",
-        "not-equal": "the site follows {rule} on one draw but not on '{draw}' (relative error {error:.1e}); "
+        "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}); "
         "it is not the rule",
         "inner-value-used": "the value {value} inside the site is read outside of it; fusing would take it away: "
         "remove that reader or output",
@@ -83,9 +83,12 @@ class _Setting:
     pattern: Pattern
     worker: Worker
     candidate: Candidate
-    roots: tuple[int, ...]
-    norms: Mapping[int, Norm]
+    reading: Reading
     chains: Mapping[int, Sequence[int]]
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        return self.reading.roots
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,7 @@ def prove(
     chains = region.exits(model.graph, candidate)
     first: Reason | None = None
     for reading in readings(model, kinds, shapes, worker, candidate):
-        scope = Scope(model, model.graph, kinds, shapes)
-        guard = find_guard(scope, candidate.nodes, candidate.roots, reading.floors)
-        if guard is not None:
-            return guard
-        setting = _Setting(model, kinds, shapes, pattern, worker, candidate, reading.roots, reading.norms, chains)
+        setting = _Setting(model, kinds, shapes, pattern, worker, candidate, reading, chains)
         outcome = _prove_reading(setting)
         if not isinstance(outcome, Reason):
             return outcome
@@ -166,7 +165,8 @@ def _prove_on(setting: _Setting, bench: Bench) -> Proven | Reason:
             return _conclude(setting, bench, fit, binding)
         odd = (feeds, ran) if odd is None else odd
     if odd is not None:
-        return _why_not(setting, *odd)
+        guard = _guard(setting, bench.cut.inputs, bench.cut.outputs)
+        return guard if guard is not None and guard.code == "piecewise" else _why_not(setting, *odd)
     if stuck is not None:
         return stuck
     return Reason("decay-shape", {"shape": " x ".join(map(str, bench.shapes[gate]))})
@@ -180,7 +180,7 @@ def _search(
     One token from a zero state reads the same with query and key exchanged: only the final state tells them apart.
     """
     refused: Reason | None = None
-    for assignment in assignments(feeds, setting.roots[0], setting.norms):
+    for assignment in assignments(feeds, setting.roots[0], setting.reading.norms):
         explained = explain(assignment, recurrence, feeds, ran)
         if explained is None:
             continue
@@ -191,10 +191,18 @@ def _search(
     return refused
 
 
+def _guard(setting: _Setting, inputs: Sequence[int], ends: Sequence[int]) -> Reason | None:
+    """What forbids a proof by draws between the cut's inputs and some of its values."""
+    graph = setting.model.graph
+    scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
+    nodes, _ = backward_slice(graph, inputs, ends)
+    return find_guard(scope, nodes, setting.roots, setting.reading.exempt)
+
+
 def _why_not(setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
     """The neighbour of the rule that fits, or that none does."""
     for code, recurrence in setting.pattern.neighbours.items():
-        if _search(setting, feeds, ran, recurrence) is not None:
+        if isinstance(_search(setting, feeds, ran, recurrence), _Fit):
             return Reason(code)
     graph = setting.model.graph
     return Reason(
@@ -209,26 +217,25 @@ def _why_not(setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Ar
 
 def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> Proven | Reason:
     explained, out, final = fit.explained, fit.out, fit.final
+    guard = _guard(setting, bench.cut.inputs, [value for value in (out, final) if value is not None])
+    if guard is not None:
+        return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
     loops = [node for node in setting.candidate.core if setting.model.graph.op[node] in LOOPS]
     short = short_loop(setting.model.graph, setting.shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
+    loose = free_heads(setting.model.graph, setting.shapes, explained.assignment)
+    if loose is not None:
+        return loose
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
     other = other_beyond(trial, binding, validity, looping=bool(loops))
-    if other is not None:
-        return other
-    errors: list[float] = []
-    for seed, how in enumerate(DRAWS):
-        error = trial.error(at, how, seed, full=seed == 0)
-        if isinstance(error, Reason) and error.code == "overflows" and seed:
-            # exp(a) * exp(-b) overflows where exp(a - b) does not: other draws must tell.
-            continue
-        if isinstance(error, Reason):
-            return error
-        if error > BAR:
-            return Reason("not-equal", {"rule": setting.pattern.name, "draw": how.name, "error": error})
-        errors.append(error)
+    alone = alone_fails(trial, at) if other is None else other
+    if alone is not None:
+        return alone
+    errors = _errors(trial, at)
+    if isinstance(errors, Reason):
+        return errors
     return Proven(
         explained.assignment,
         out,
@@ -240,6 +247,25 @@ def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> P
         len(errors),
         replace(trial, binding=at, validity=validity),
     )
+
+
+def _errors(trial: Trial, at: Binding) -> list[float] | Reason:
+    """Relative errors on all draws; sizes that are neither batch nor tokens differ from draw to draw."""
+    errors: list[float] = []
+    for seed, how in enumerate(DRAWS):
+        binding = at.at(at.tokens, at.batch, seed) or at
+        error = trial.error(binding, how, seed, full=seed == 0)
+        if isinstance(error, Reason) and error.code == "overflows" and seed:
+            # exp(a) * exp(-b) overflows where exp(a - b) does not: then plain values overflow too, and others tell.
+            error = trial.error(binding, replace(how, scale=1.0), seed)
+            if isinstance(error, Reason) and error.code == "overflows":
+                continue
+        if isinstance(error, Reason):
+            return error
+        if error > BAR:
+            return Reason("not-equal", {"draw": how.name, "error": error})
+        errors.append(error)
+    return errors
 
 
 def _ends(setting: _Setting, explained: Explained) -> tuple[int, int | None] | Reason:
@@ -266,13 +292,3 @@ def _ends(setting: _Setting, explained: Explained) -> tuple[int, int | None] | R
 
 def _common(sets: Sequence[set[int]]) -> set[int]:
     return sets[0].intersection(*sets[1:]) if sets else set()
-
-
-def convex(graph: Graph, roots: Sequence[int], out: int, final: int | None) -> bool:
-    """Whether no root is computed from an output of the site."""
-    last = max((graph.producer[root] for root in roots), default=-1)
-    reached = {out} if final is None else {out, final}
-    for node in range(min(graph.producer[v] for v in reached) + 1, last + 1):
-        if any(value in reached for value in graph.node_inputs[node]):
-            reached.update(graph.node_outputs[node])
-    return not any(root in reached for root in roots)

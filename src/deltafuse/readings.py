@@ -31,12 +31,12 @@ class Reading:
     Attributes:
         roots: values to cut at, the log decay first.
         norms: root -> the norm behind it.
-        floors: nodes of norms with a floor, which are proven on both sides of it.
+        exempt: the norms' nodes: they are proven by themselves, on both sides of eps.
     """
 
     roots: tuple[int, ...]
     norms: Mapping[int, Norm]
-    floors: frozenset[int]
+    exempt: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Path:
     chain: Sequence[int]
     norm: Norm | None
     before: int
-    floors: tuple[int, ...]
+    nodes: tuple[int, ...]
 
 
 def readings(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate) -> Iterator[Reading]:
@@ -61,7 +61,7 @@ def readings(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, can
         tried.add(tuple(starts))
         kept = [(start, path) for start, path in zip(starts, paths, strict=True) if _has_norm(path, start)]
         norms = {start: path.norm for start, path in kept if path.norm is not None}
-        yield Reading(tuple(starts), norms, frozenset(node for _, path in kept for node in path.floors))
+        yield Reading(tuple(starts), norms, frozenset(node for _, path in kept for node in path.nodes))
 
 
 def _path(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate, root: int) -> _Path:
@@ -79,7 +79,7 @@ def _path(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candid
         norm = prove_norm(worker, nodes, initializers, dtype, opset, model.graph.name(root))
         if isinstance(norm, Reason):
             return _Path(chain[index + 1 :], None, -1, ())
-        found = _Path(chain, norm, index, source_nodes if norm.kind == "max" else ())
+        found = _Path(chain, norm, index, source_nodes)
     return found if found is not None else _Path(chain, None, -1, ())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from deltafuse.classes import Kind
 from deltafuse.finder import Candidate
@@ -121,3 +121,13 @@ def _is_dead(graph: Graph, node: int, dead: set[int], free: set[int], held: set[
         if value in held or value in outputs or any(reader not in dead for reader in graph.consumers[value]):
             return False
     return True
+
+
+def convex(graph: Graph, roots: Sequence[int], out: int, final: int | None) -> bool:
+    """Whether no root is computed from an output of the site."""
+    last = max((graph.producer[root] for root in roots), default=-1)
+    reached = {out} if final is None else {out, final}
+    for node in range(min(graph.producer[v] for v in reached) + 1, last + 1):
+        if any(value in reached for value in graph.reads(node)):
+            reached.update(graph.node_outputs[node])
+    return not any(root in reached for root in roots)

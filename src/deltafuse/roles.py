@@ -133,6 +133,7 @@ def explain(
 ) -> Explained | None:
     """Compares what a cut put out with the rule; None where nothing is the rule's output."""
     sizes = assignment.sizes
+    outputs = {value: array for value, array in outputs.items() if np.isfinite(array).all()}
     readings = [
         (value, layout, layouts.unpack(array, layout, "BTHV", sizes))
         for value, array in outputs.items()
@@ -162,6 +163,8 @@ def explain(
 
 def _scale(found: Array, wanted: Array) -> float:
     """The factor between two arrays, 0.0 where there is none."""
+    if not np.isfinite(found).all():
+        return 0.0
     power = float((wanted * wanted).sum())
     if not np.isfinite(found).all() or not np.isfinite(power) or power == 0.0:
         return 0.0

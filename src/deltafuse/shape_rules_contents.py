@@ -160,6 +160,9 @@ def _constant_of_shape(op: Op) -> Contents | None:
     sizes, value = _plain(op, 0), op.attribute("value")
     if sizes is None or math.prod(sizes) > MAX_ELEMENTS:
         return None
+    if value is not None and value.t.data_location == onnx.TensorProto.EXTERNAL:
+        # some writers put even the one number that fills the tensor into a file beside the model
+        return None
     item = 0.0 if value is None else cast("object", np.ravel(numpy_helper.to_array(value.t)).tolist()[0])
     return np.full(sizes, item, dtype=object)
 

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from deltafuse import layouts, prover
+from deltafuse import layouts, prover, region
 from deltafuse.bodies import is_call
 from deltafuse.dims import Dim
 from deltafuse.finder import Candidate
@@ -142,7 +142,7 @@ def _site(
         near_miss = outcome.code not in prover.REFUSALS
         return NoMatch(candidate.name, outcome, near_miss=near_miss, nodes=len(candidate.nodes))
     roots = tuple(outcome.assignment.values.values())
-    if not prover.convex(model.graph, roots, outcome.out, outcome.final_state):
+    if not region.convex(model.graph, roots, outcome.out, outcome.final_state):
         return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=len(candidate.nodes))
     return _match(model, shapes, pattern, candidate, outcome, shared, key)
 

@@ -158,6 +158,8 @@ def print_verify(report: VerifyReport, screen: Console) -> None:
         _print_network(report.network, screen)
     for sentence in network_sentences(report):
         screen.print(sentence)
+    for note in report.notes:
+        screen.print(f"note: {note}")
     screen.print(verify_summary(report))
 
 

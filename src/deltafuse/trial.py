@@ -80,6 +80,16 @@ class Trial:
         ends = (self.out,) if self.final is None else (self.out, self.final)
         return self.bench.run(self.explained.assignment.write(operands), binding.numbers, ends)
 
+    def early_error(self, operands: Operands, ran: Mapping[int, Array], count: int) -> float:
+        """Relative error of the first tokens of the output."""
+        assignment = self.explained.assignment
+        sizes = {**assignment.sizes, "T": operands.g.shape[1], "B": operands.g.shape[0]}
+        layout, found = self.explained.outs[self.out], ran[self.out]
+        if layouts.fit(layout, found.shape, sizes) is None:
+            return float("inf")
+        out, _ = run_rule(self.recurrence, operands, assignment.preparation())
+        return relative(layouts.unpack(found, layout, "BTHV", sizes)[:, :count], out[:, :count] * assignment.scale)
+
     def draw(self, binding: Binding, how: Draw, seed: int) -> tuple[Operands, dict[str, int]]:
         """Operands for one draw, and their sizes."""
         assignment = self.explained.assignment

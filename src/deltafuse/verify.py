@@ -21,7 +21,8 @@ from deltafuse.inputs_sizes import SiteSizes
 from deltafuse.options import DEFAULT_TIMEOUT, Level, Progress, SilentProgress
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
-from deltafuse.verify_cut import Pair, Side, cut_pair, site_name
+from deltafuse.targets.runtime import runtime_notes
+from deltafuse.verify_cut import Pair, Side, axis_dims, cut_pair, site_name
 from deltafuse.verify_diff import Difference, compare
 from deltafuse.verify_feeds import Input
 from deltafuse.verify_network import NetworkReport, Networks, obstacle, run_networks
@@ -44,6 +45,7 @@ class VerifyReport:
     Attributes:
         network: None where the network level was not run.
         skipped: why it was not, where it was asked for.
+        notes: what the installed onnxruntime could not show.
     """
 
     unfused: str
@@ -53,6 +55,7 @@ class VerifyReport:
     exit: int
     network: NetworkReport | None = None
     skipped: Finding | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ def _report(
     failed = bool(findings) or any(site.verdict == "differs" for site in sites)
     failed = failed or (ran is not None and ran.verdict == "differs")
     names = str(task.before.model.path), str(task.after.model.path)
-    return VerifyReport(*names, sites, findings, 5 if failed else 0, ran, skipped)
+    notes = runtime_notes(task.after.graph)
+    return VerifyReport(*names, sites, findings, 5 if failed else 0, ran, skipped, notes)
 
 
 def _check(level: Level, options: InputOptions, files: Sequence[Path]) -> None:
@@ -182,7 +186,10 @@ def _network(task: _Task, pairs: Sequence[Pair], sites: Sequence[SiteVerdict]) -
 
 def _inputs(task: _Task, pairs: Sequence[Pair], sites: Sequence[SiteVerdict]) -> Inputs:
     ran = {site.name: site.tokens for site in sites}
-    sizes = [SiteSizes(pair.tokens, pair.valid, ran.get(pair.name, ()), _dims(pair)) for pair in pairs]
+    sizes = [
+        SiteSizes(pair.tokens, pair.valid, ran.get(pair.name, ()), tuple(axis_dims(pair, "tokens")), _dims(pair))
+        for pair in pairs
+    ]
     parts = {item.name: item.part for pair in pairs for item in _operands(pair)}
     return make_inputs(task.after.model, task.after.kinds, sizes, parts, task.options)
 

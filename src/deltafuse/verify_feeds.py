@@ -150,7 +150,7 @@ def _floats(
 
 
 def _decay(rng: np.random.Generator, shape: tuple[int, ...], axis: int | None, how: Draw) -> npt.NDArray[np.float64]:
-    g = rng.uniform(how.decay, min(how.decay / 50, -1e-3), shape)
+    g = rng.uniform(*how.decay, shape)
     if how.plunge and axis is not None:
         moved = np.moveaxis(g, axis, 0)
         moved[len(moved) // 2] = how.plunge

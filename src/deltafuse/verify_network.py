@@ -30,13 +30,13 @@ __all__ = ["InputReport", "NetworkReport", "OutputVerdict", "RunReport", "Top1",
 TEXTS.update(
     {
         "network-sizes": "{error} The node {node} ({op}) reads {operands}: {advice}",
-        "network-silent": "every output of {path} is zero on these inputs, so that there is nothing to compare: are its "
-        "weights filled in?",
+        "network-silent": "every output of {path} is zero on these inputs, so that there is nothing to compare: are "
+        "its weights filled in?",
         "fused-does-not-run": "the unfused model runs on these inputs and the fused one does not: {error}",
     }
 )
 
-_NODE = re.compile(r"Name:'([^']*)'")
+_NODE = re.compile(r"Name:'([^']+)'")
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ class Worker:
     def load(self, model: bytes) -> Session | Reason:
         """Opens a session on a serialised ModelProto, all optimisations off."""
         if self._child.poll() is not None:
+            self.close()
             self._child = self._start()
         answer = self._ask(("load", model))
         if isinstance(answer, Reason):

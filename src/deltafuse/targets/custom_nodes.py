@@ -48,7 +48,8 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
     for node in nodes:
         if node.op_type == "Custom":
             annotate(node, custom_properties(match))
-    return Plan(match, operator.op, nodes, _value_info(match, case, outputs), _pins(match, case), _notes(match, operator, case))
+    info, notes = _value_info(match, case, outputs), _notes(match, operator, case)
+    return Plan(match, operator.op, nodes, info, _pins(match, case), notes)
 
 
 def _operands(emitter: Emitter, match: Match, operator: Operator, case: Case) -> dict[str, str]:

@@ -1,0 +1,97 @@
+"""One scope of a model, main graph or subgraph, and what is known of its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from deltafuse.bodies import Body
+from deltafuse.graph import Graph
+from deltafuse.reasons import Reason
+from deltafuse.shapes import Shapes
+from deltafuse.tensors import read_tensor
+from deltafuse.wire import Model
+
+SHAPES = frozenset({"Shape", "Size"})
+#: Operators whose result has another type than their first operand.
+_RETYPING = frozenset({
+    "Shape", "Size", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN",
+    "IsInf", "ArgMax", "ArgMin", "NonZero", "If", "Loop", "Scan", "Where",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One scope that is searched.
+
+    Attributes:
+        model: whose file it is part of.
+        shapes: knows the types of the main graph's values; None in a subgraph.
+        around, body: the scope that a subgraph lies in, and what it takes from there.
+    """
+
+    model: Model
+    graph: Graph
+    kinds: bytearray
+    shapes: Shapes | None
+    around: Scope | None = None
+    body: Body | None = None
+
+    def is_settled(self, value: int) -> bool:
+        """Whether a shape or what was computed from shapes is the same numbers whatever the free sizes are."""
+        if self.shapes is None:
+            return self._is_settled_shape(self.graph.producer[value])
+        contents = self.shapes.contents(value)
+        return contents is not None and all(isinstance(item, (int, bool)) for item in contents.ravel().tolist())
+
+    def _is_settled_shape(self, node: int) -> bool:
+        """In a subgraph, sizes of inner values are those of one step: only what comes from around may vary."""
+        if node < 0 or self.graph.op[node] not in SHAPES:
+            return False
+        outer = self._around(self.graph.node_inputs[node][0])
+        if not outer or self.around is None or self.around.shapes is None:
+            return True
+        shape = self.around.shapes.shape(outer)
+        return shape is not None and all(isinstance(dim, int) for dim in shape)
+
+    def _around(self, value: int) -> int:
+        return self.body.outside(self.around.graph, value) if self.around and self.body else 0
+
+    def number(self, value: int) -> float | None:
+        """A constant's one number, None where there is none."""
+        array = self._constant(value)
+        return float(array.ravel()[0]) if array is not None and array.size == 1 else None
+
+    def varies(self, value: int) -> bool:
+        """Whether a constant of floats has different numbers in it: what it holds then depends on where one looks."""
+        array = self._constant(value)
+        return array is not None and array.dtype.kind == "f" and bool((array != array.ravel()[:1]).any())
+
+    def _constant(self, value: int) -> npt.NDArray[np.float64] | None:
+        node = self.graph.producer[value]
+        outer = self._around(value)
+        if outer and self.around is not None:
+            return self.around._constant(outer)
+        head = self.graph.initializers.get(value) or (self.graph.constant_head(node) if node >= 0 else None)
+        array = Reason("constant-type") if head is None else read_tensor(self.model, head)
+        return None if isinstance(array, Reason) else cast("npt.NDArray[np.float64]", array)
+
+    def dtype(self, value: int) -> int | None:
+        """Element type of a value; in a subgraph it is followed to where it comes from."""
+        if self.shapes is not None:
+            return self.shapes.dtype(value)
+        if self.around is None or self.body is None:
+            return None
+        outer = self.body.outside(self.around.graph, value)
+        node = self.graph.producer[value]
+        if outer:
+            return self.around.dtype(outer)
+        if node < 0 or self.graph.op[node] in _RETYPING:
+            return None
+        if self.graph.op[node] == "Cast":
+            return self.graph.attributes(node)["to"].i
+        source = self.graph.node_inputs[node][1 if self.graph.op[node] == "CastLike" else 0]
+        return self.dtype(source)
