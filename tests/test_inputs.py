@@ -164,6 +164,8 @@ def test_two_names_of_one_axis_get_one_size(make):
     inputs = {"x": (FLOAT, ["a", "seq"]), "y": (FLOAT, ["b", "seq"])}
     sizes = make(inputs, nodes, dims={"b": 3}).sizes
     assert sizes["a"] == sizes["b"] == 3
+    # A site may know the axis by either name.
+    assert make(inputs, nodes, sites=[SiteSizes(symbol("b"), (2, 2))]).sizes == {"a": 2, "b": 2, "seq": 8}
     with pytest.raises(UserError, match="a, b are one axis") as error:
         make(inputs, nodes, dims={"a": 2, "b": 3})
     assert error.value.code == "sizes-contradict"

@@ -244,7 +244,41 @@ def test_verify_finds_a_wrong_head_count_and_a_wrong_scale(tmp_path):
     assert [site.reason.code for site in report.sites if site.reason] == ["site-differs"]
 
 
+@pytest.mark.parametrize("fixture", ["chunk_ts14", "full_decode_ts17_half"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_extracted_sites_run_as_they_are_and_lowered(name, fixture, tmp_path, fuse):
+    (export,) = (export for export in MATCHES if export.name == fixture)
+    outcome = fuse("inspect", export.path, "--target", name, "--extract", tmp_path, "--json")
+    assert outcome.exit == 0
+    lowered, after = sorted(tmp_path.glob("*.after.lowered.onnx"))[0], sorted(tmp_path.glob("*.after.onnx"))[0]
+    sessions = [
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]) for path in (after, lowered)
+    ]
+    rng = np.random.default_rng(3)
+    feeds = {}
+    for value in sessions[0].get_inputs():
+        shape = [size if isinstance(size, int) else 2 for size in value.shape]
+        dtype = np.float16 if "16" in value.type else np.float32
+        feeds[value.name] = (-0.3 * rng.uniform(0.1, 1, shape)).astype(dtype)
+    for found, wanted in zip(*(session.run(None, feeds) for session in sessions), strict=True):
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize("dtype", [BF16, TensorProto.DOUBLE])
 def test_the_boundary_is_the_graphs_where_the_operator_takes_it(dtype):
     plan = planned("ort", Site(dtype=dtype, g_dtype=dtype, state_dtype=FLOAT))
     assert plan.value_info[0].type.tensor_type.elem_type == (BF16 if dtype == BF16 else FLOAT)
+
+
+def test_verify_reads_files_whose_nodes_are_out_of_order(tmp_path):
+    path, fused = tmp_path / "model.onnx", tmp_path / "fused.onnx"
+    (export,) = (export for export in MATCHES if export.name == "chunk_dy18")
+    model = onnx.load(export.path)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[10:], *nodes[:10]])
+    onnx.save(model, path)
+    assert fuse_model(FuseOptions(path, fused, target="ort"), SilentProgress()).exit == 0
+    report = verify(path, fused, level="site")
+    assert (report.exit, [site.verdict for site in report.sites]) == (0, ["equal"])

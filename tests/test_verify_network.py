@@ -358,9 +358,9 @@ def test_a_child_that_dies_is_told(alone, code, reason, says):
 
 def test_a_run_that_takes_too_long_is_ended(alone, tmp_path):
     mark = f"{tmp_path}/late"
-    found = alone(f"import time; time.sleep(3); open({mark!r}, 'w')", seconds=0.3)
+    found = alone(f"import time; time.sleep(1); open({mark!r}, 'w')", seconds=0.3)
     assert (found.code, "--timeout" in found.text) == ("network-timeout", True)
-    time.sleep(3)
+    time.sleep(1.5)
     assert not Path(mark).exists()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from deltafuse import layouts
 from deltafuse.bench import Binding
-from deltafuse.dims import Dim, is_clamped
+from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.draws import DRAWS, Array, Operands
 from deltafuse.graph import Graph
 from deltafuse.match import Validity
@@ -36,6 +36,8 @@ TEXTS.update(
 #: How many tokens beyond a limit are tried: enough to show each step of the rule.
 _TELLING = 3
 _BAR = 1e-10
+#: Token counts at which a trip count is computed: all up to some chunks, then powers of two and their neighbours.
+_COUNTS = (*range(1, 1025), *(2**power + step for power in range(11, 31) for step in (-1, 0, 1)))
 
 
 def short_loop(graph: Graph, shapes: Shapes, loops: Sequence[int]) -> Reason | None:
@@ -50,12 +52,23 @@ def short_loop(graph: Graph, shapes: Shapes, loops: Sequence[int]) -> Reason | N
         if graph.op[node] != "Loop":
             continue
         trips = shapes.contents(graph.node_inputs[node][0])
-        count = [] if trips is None else cast("list[Dim]", trips.ravel().tolist())
-        # A fixed count shows in the valid range.
-        if len(count) != 1 or is_clamped(count[0]):
+        count = [] if trips is None else cast("list[Dim | None]", trips.ravel().tolist())
+        if len(count) != 1 or not _follows(count[0]):
             shown = ", ".join(map(str, count)) or "not known"
             return Reason("trip-count", {"node": graph.node_name(node), "count": shown})
     return None
+
+
+def _follows(count: Dim | None) -> bool:
+    """Whether a trip count is the number of tokens or of chunks at every size; a fixed one shows in the valid range."""
+    if count is None or isinstance(count, int):
+        return count is not None
+    free = symbols(count)
+    if len(free) != 1:
+        return False
+    at = {tokens: evaluate(count, dict.fromkeys(free, tokens)) for tokens in _COUNTS}
+    chunk = max((tokens for tokens, trips in at.items() if trips == 1), default=0)
+    return chunk > 0 and all(trips == -(-tokens // chunk) for tokens, trips in at.items())
 
 
 def other_beyond(trial: Trial, binding: Binding, validity: Validity, *, looping: bool) -> Reason | None:

@@ -60,7 +60,7 @@ DRAWS = (
     Draw("fast decay, large values", (-6.0, -0.1), 0.0, 1e60, (0.0, 1.0), 30.0),
     Draw("plunge, small values", (-100.0, -2.0), -90.0, 1e-60, (0.5, 1.0), 0.02),
     # Keys that forget: beta of 2 on correlated keys makes an inverse by powers too ill-conditioned to tell.
-    Draw("any sign of beta, tiny norms", (-1.5, 0.1), 0.0, 1.0, (-1.0, 2.0), 3e-4, memory=0.0),
+    Draw("any sign of beta, tiny norms", (-3.0, 0.1), 0.0, 1.0, (-1.0, 2.0), 3e-4, memory=0.0),
 )
 
 #: Sum of log decays over all tokens at which the first one still counts.

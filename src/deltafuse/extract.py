@@ -9,11 +9,35 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
+from deltafuse.errors import InternalError
 from deltafuse.fused import runnable
+from deltafuse.lowering_attention import is_linear_attention
 from deltafuse.match import Match, Plan, Role
+from deltafuse.opset import LINEAR_ATTENTION_OPSET, adapt_all
+from deltafuse.probe import cut_model
+from deltafuse.reasons import Reason
+from deltafuse.shapes import Shapes
+from deltafuse.wire import Model
 
 #: Highest IR version that the oldest supported onnxruntime reads; node metadata is known from 10 on.
 _IR_VERSION = 10
+
+
+def extract_sites(folder: Path, model: Model, shapes: Shapes, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Writes each planned site as stand-alone models; see `extract_site`."""
+    files: list[str] = []
+    for plan in plans:
+        match = plan.match
+        inputs = list(dict.fromkeys(role.value for role in match.operands()))
+        results = [role.value for role in match.results()]
+        cut = cut_model(model, shapes, inputs, results)
+        if isinstance(cut, Reason):
+            # Shapes of values of other layers are read: they become inputs.
+            cut = cut_model(model, shapes, [*inputs, *match.sizes], results)
+        if isinstance(cut, Reason):
+            raise InternalError(f"{match.name} was proven but cannot be cut out: {cut.text}")
+        files += map(str, extract_site(folder, plan, cut.model))
+    return tuple(files)
 
 
 def extract_site(folder: Path, plan: Plan, before: onnx.ModelProto) -> tuple[Path, ...]:
@@ -33,8 +57,7 @@ def extract_site(folder: Path, plan: Plan, before: onnx.ModelProto) -> tuple[Pat
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "_", plan.match.name)
-    opsets = list(before.opset_import)
-    after = _model(plan, plan.nodes, opsets)
+    after = _model(plan, *_imported(plan, before))
     lowered = runnable(after, keep=False)
     # What is declared of the fused node's results is declared of the lowered form's results too.
     models = {"before": _typed(before, plan.match), "after": after, "after.lowered": lowered}
@@ -44,6 +67,23 @@ def extract_site(folder: Path, plan: Plan, before: onnx.ModelProto) -> tuple[Pat
         path.write_bytes(model.SerializeToString())
         files.append(path)
     return tuple(files)
+
+
+def _imported(
+    plan: Plan, before: onnx.ModelProto
+) -> tuple[Sequence[onnx.NodeProto], Sequence[onnx.OperatorSetIdProto]]:
+    """The plan's nodes, written for the opsets that the fused operator needs, and these opsets."""
+    versions = {entry.domain: entry.version for entry in before.opset_import}
+    have = versions.get("", 17)
+    nodes = plan.nodes
+    for node in plan.nodes:
+        if is_linear_attention(node.op_type, node.domain):
+            least = 1 if node.domain else LINEAR_ATTENTION_OPSET
+            versions[node.domain] = max(versions.get(node.domain, 0), least)
+    if versions.get("", have) > have:
+        raised = adapt_all(plan.nodes, have, versions[""])
+        nodes = nodes if isinstance(raised, Reason) else raised
+    return nodes, [helper.make_opsetid(domain, version) for domain, version in versions.items()]
 
 
 def _model(plan: Plan, nodes: Sequence[onnx.NodeProto], opsets: Sequence[onnx.OperatorSetIdProto]) -> onnx.ModelProto:

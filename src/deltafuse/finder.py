@@ -79,11 +79,25 @@ class Finder:
             if colour >= 0:
                 cores[colour].append(node)
         likely = [(g, core) for g, core in zip(sites, cores, strict=True) if self._contracts(core)]
-        names = _names(self._graph, [core for _, core in likely])
+        names = [self._fresh(name) for name in _names(self._graph, [core for _, core in likely])]
         for name, (g, core) in zip(names, likely, strict=True):
             candidate = self._candidate(name, g, core)
             if candidate is not None:
                 yield candidate
+
+    def _fresh(self, name: str) -> str:
+        """A site's name under which nothing stands in the file yet: an earlier fuse may have left some."""
+        mapped, tried, count = self._model.mapped, name, 1
+        if not self._emitted_before:
+            return name
+        while mapped.find(f"{tried}/{self._pattern.name}".encode()) >= 0:
+            count += 1
+            tried = f"{name}.{count}"
+        return tried
+
+    @cached_property
+    def _emitted_before(self) -> bool:
+        return self._model.mapped.find(f"/{self._pattern.name}".encode()) >= 0
 
     def _contracts(self, core: list[int]) -> bool:
         graph = self._graph

@@ -96,19 +96,23 @@ class _Reach:
         return roots
 
 
-def find_guard(scope: Scope, nodes: Sequence[int], data: Sequence[int], exempt: Collection[int]) -> Reason | None:
+def find_guard(
+    scope: Scope, nodes: Sequence[int], data: Sequence[int], sizes: Collection[int], exempt: Collection[int]
+) -> Reason | None:
     """Looks for an operator that is not analytic in the data that reaches it, or that hides a choice by size.
 
     Args:
         scope: where the nodes are.
         nodes: a site's nodes, ascending.
         data: values that vary: the roots, the log decay first.
+        sizes: values that hold free sizes.
         exempt: nodes of norms, which are proven otherwise.
 
     Returns:
         A Reason that names the first such node, None where there is none.
     """
-    return _search(scope, nodes, _Reach({value: 1 << index for index, value in enumerate(data)}), exempt)
+    roots = {value: 1 << index for index, value in enumerate(data)}
+    return _search(scope, nodes, _Reach(roots, measures=set(sizes)), exempt)
 
 
 def _search(scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collection[int]) -> Reason | None:

@@ -8,7 +8,7 @@ at a token count that the unfused graph is proven for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from deltafuse.dims import Dim, evaluate, symbol, symbol_name, symbols
@@ -94,17 +94,23 @@ def solve_sizes(
     if unknown:
         known = ", ".join(names) or "none, every size is fixed in the file"
         raise UserError("unknown-dim", f"--dim {unknown[0]}: no input has such an axis; the model's are: {known}")
+    sites = [_canonical(shapes, site) for site in sites]
     fixed = {names[name]: size for name, size in given.items()}
     if any(fixed[names[name]] != size for name, size in given.items()):
         same = ", ".join(name for name in given if len({s for n, s in given.items() if names[n] == names[name]}) > 1)
         raise UserError("sizes-contradict", f"{same} are one axis of the model: give them one size")
-    ties = [*_ties(shapes), *_site_ties(shapes, sites), *_given_ties(shapes, arrays)]
+    ties = [*_ties(shapes), *_site_ties(sites), *_given_ties(shapes, arrays)]
     search = _Search(ties, sites, fixed | _demands(shapes, sites, fixed), _wishes(shapes, sites, ties))
     free = _ordered(input_symbols(shapes), sites)
     found = next(search.solutions(free, {}), None)
     if found is None:
         raise _unsolved(ties, sites, given, arrays, names)
     return {name: found[root] for name, root in names.items()}
+
+
+def _canonical(shapes: Shapes, site: SiteSizes) -> SiteSizes:
+    alike, others = (tuple(map(shapes.find, dims)) for dims in (site.alike, site.others))
+    return replace(site, tokens=shapes.find(site.tokens), alike=alike, others=others)
 
 
 def _ordered(free: Sequence[str], sites: Sequence[SiteSizes]) -> tuple[str, ...]:
@@ -125,8 +131,8 @@ def _ties(shapes: Shapes) -> list[Tie]:
     return ties
 
 
-def _site_ties(shapes: Shapes, sites: Sequence[SiteSizes]) -> list[Tie]:
-    pairs = {(shapes.find(site.tokens), shapes.find(dim)): None for site in sites for dim in site.alike}
+def _site_ties(sites: Sequence[SiteSizes]) -> list[Tie]:
+    pairs = dict.fromkeys((site.tokens, dim) for site in sites for dim in site.alike)
     return [Tie(*pair, f"a fused site needs {pair[0]} = {pair[1]}") for pair in pairs if pair[0] != pair[1]]
 
 
@@ -155,8 +161,8 @@ def _given_ties(shapes: Shapes, arrays: Mapping[str, tuple[int, ...]]) -> Iterat
 def _demands(shapes: Shapes, sites: Sequence[SiteSizes], fixed: Mapping[str, int]) -> dict[str, int]:
     """Symbols that can only be one number; the user knows better."""
     # A kernel takes one sequence: what else is free in a site is the batch.
-    others = {name for site in sites for dim in site.others for name in symbols(shapes.find(dim))}
-    tokens = {name for site in sites for dim in (site.tokens, *site.alike) for name in symbols(shapes.find(dim))}
+    others = {name for site in sites for dim in site.others for name in symbols(dim)}
+    tokens = {name for site in sites for dim in (site.tokens, *site.alike) for name in symbols(dim)}
     return {name: size for name, size in (dict.fromkeys(others - tokens, 1) | shapes.bindings).items()
             if name not in fixed}  # fmt: skip
 

@@ -105,6 +105,7 @@ class Match:
         nodes: every node between the operands and the results (graph node ids, ascending); some may serve others too.
         class_key: equal for sites whose cut graphs and cut inputs are equal: they share one proof.
         sizes: values that hold shapes which the site reads.
+        one_sequence: the batch axis is free, but the site is right for a batch of one only.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Match:
     proof: Proof
     notes: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    one_sequence: bool = False
 
     def operands(self) -> tuple[Role, ...]:
         """The roles that are read, without a missing state."""

@@ -17,6 +17,8 @@ from deltafuse.wire import Model
 
 #: ReduceSum, Squeeze and Unsqueeze take their axes as an input, and Softmax is over one axis, from here on.
 LEAST = 13
+#: The first version that has LinearAttention.
+LINEAR_ATTENTION_OPSET = 27
 
 TEXTS.update(
     {

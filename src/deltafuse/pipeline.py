@@ -13,16 +13,16 @@ from deltafuse import classes, edits, files, patterns, record, splice, targets
 from deltafuse.adjusting import Adjustments, adjust
 from deltafuse.dims import Dim
 from deltafuse.emitted import prove_emitted
-from deltafuse.errors import InternalError
 from deltafuse.external import data_files, missing_notes
-from deltafuse.extract import extract_site
+from deltafuse.extract import extract_sites
 from deltafuse.finder import Finder
 from deltafuse.fused import fused_nodes
+from deltafuse.graph import Graph
 from deltafuse.match import FuseReport, Match, NoMatch, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
-from deltafuse.probe import Worker, cut_model
+from deltafuse.probe import Worker
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 from deltafuse.sites import Site, prove_sites
@@ -34,6 +34,8 @@ TEXTS.update(
     {
         "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback, "
         "or give the original",
+        "batch-one-only": "the site is right for a batch of one only and this target leaves the batch free; "
+        "export the model with batch 1",
         "left-out": "the site is the rule and was left out by {option}",
     }
 )
@@ -117,7 +119,7 @@ def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
         plans, reports = _plan(options, clock, worker, found, target)
     draft, reports = _draft(options, clock, found, plans, reports, target)
     if options.extract is not None:
-        extracted = _extract(options.extract, found, draft.plans)
+        extracted = extract_sites(options.extract, found.model, found.shapes, draft.plans)
     report = _report(options, found, draft, reports, clock)
     shown = tuple(replace(site, status="match") if site.status == "fused" else site for site in reports)
     return replace(report, sites=shown, extracted=extracted, seconds=clock.seconds)
@@ -212,7 +214,9 @@ def _draft(
 ) -> tuple[_Draft, tuple[SiteReport, ...]]:
     """What is to be changed; where the rest of the file cannot follow no site is left, and each report says why."""
     with clock.stage("pinning"):
-        removed = splice.removed_by(found.model.graph, plans)
+        graph = found.model.graph
+        plans, reports = _unstick(graph, plans, reports)
+        removed = splice.removed_by(graph, plans)
         if not plans:
             return _Draft(plans, removed, Adjustments()), reports
         seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
@@ -221,6 +225,16 @@ def _draft(
     if isinstance(changes, Reason):
         return _Draft((), (), Adjustments()), tuple(_refuse(report, changes) for report in reports)
     return _Draft(plans, removed, changes), reports
+
+
+def _unstick(
+    graph: Graph, plans: tuple[Plan, ...], reports: tuple[SiteReport, ...]
+) -> tuple[tuple[Plan, ...], tuple[SiteReport, ...]]:
+    """Refuses sites whose results would be written twice."""
+    stuck = splice.stuck(graph, plans, splice.removed_by(graph, plans))
+    reasons = {site: Reason("inner-value-used", {"value": graph.name(value)}) for site, value in stuck.items()}
+    kept = tuple(plan for plan in plans if plan.match.name not in stuck)
+    return kept, tuple(_refuse(r, reasons[r.name]) if r.name in reasons else r for r in reports)
 
 
 def _refuse(report: SiteReport, reason: Reason) -> SiteReport:
@@ -281,20 +295,3 @@ def _write(
         built = edits.build(found.file, changes)
         receipt = record.publish(found.file, built, output, options.record, progress=clock.progress.advance)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))
-
-
-def _extract(folder: Path, found: _Found, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Writes each planned site as stand-alone models; see `deltafuse.extract`."""
-    files: list[str] = []
-    for plan in plans:
-        match = plan.match
-        inputs = list(dict.fromkeys(role.value for role in match.operands()))
-        results = [role.value for role in match.results()]
-        cut = cut_model(found.model, found.shapes, inputs, results)
-        if isinstance(cut, Reason):
-            # Shapes of values of other layers are read: they become inputs.
-            cut = cut_model(found.model, found.shapes, [*inputs, *match.sizes], results)
-        if isinstance(cut, Reason):
-            raise InternalError(f"{match.name} was proven but cannot be cut out: {cut.text}")
-        files += map(str, extract_site(folder, plan, cut.model))
-    return tuple(files)

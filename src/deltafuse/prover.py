@@ -196,7 +196,8 @@ def _guard(setting: _Setting, inputs: Sequence[int], ends: Sequence[int]) -> Rea
     graph = setting.model.graph
     scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
     nodes, _ = backward_slice(graph, inputs, ends)
-    return find_guard(scope, nodes, setting.roots, setting.reading.exempt)
+    sizes = [value for value, dims in setting.candidate.sizes if not all(isinstance(dim, int) for dim in dims)]
+    return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt)
 
 
 def _why_not(setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:

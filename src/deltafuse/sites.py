@@ -185,6 +185,7 @@ def _match(
         class_key=key,
         proof=Proof(proven.max_error, proven.draws, shared),
         sizes=tuple(value for value, _ in candidate.sizes),
+        one_sequence=proven.trial.binding.batch == 1,
     )
 
 

@@ -93,6 +93,20 @@ def removed_by(graph: Graph, plans: Sequence[Plan]) -> Removed:
     return tuple((name, tuple(nodes)) for name, nodes in by_site.items())
 
 
+def stuck(graph: Graph, plans: Sequence[Plan], removed: Removed) -> dict[str, int]:
+    """Sites one of whose results would be written twice, and that result.
+
+    A node that writes a result and something else that is still needed has to stay.
+    """
+    gone = {node for _, nodes in removed for node in nodes}
+    return {
+        plan.match.name: role.value
+        for plan in plans
+        for role in plan.match.results()
+        if graph.producer[role.value] not in gone
+    }
+
+
 def _place(graph: Graph, match: Match) -> int:
     """The node in front of which the new ones go: the first that wrote an output, or the first after all operands."""
     last = max(graph.producer[role.value] for role in match.operands())

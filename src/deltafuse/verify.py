@@ -19,6 +19,7 @@ from deltafuse.inputs import InputOptions, Inputs, make_inputs
 from deltafuse.inputs_file import write_arrays
 from deltafuse.inputs_sizes import SiteSizes
 from deltafuse.options import DEFAULT_TIMEOUT, Level, Progress, SilentProgress
+from deltafuse.ordering import in_order
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
 from deltafuse.targets.runtime import runtime_notes
@@ -104,7 +105,7 @@ def verify(
     _check(level, options, (unfused, fused))
     shown = progress or SilentProgress()
     shown.start("comparing")
-    before, after = scan(unfused), scan(fused)
+    (before, _), (after, _) = in_order(scan(unfused)), in_order(scan(fused))
     difference = compare(before, after)
     if not difference.regions and not difference.findings:
         raise UserError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -69,9 +70,10 @@ class Model:
 
     @cached_property
     def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
-        """The functions the model defines, decoded, by domain and name."""
+        """The functions the model defines, decoded, by domain and name; none of a name that has overloads."""
         decoded = [onnx.FunctionProto.FromString(bytes(self.data[start:end])) for start, end in self.functions]
-        return {(function.domain, function.name): function for function in decoded}
+        names = Counter((function.domain, function.name) for function in decoded)
+        return {(f.domain, f.name): f for f in decoded if names[f.domain, f.name] == 1}
 
     @property
     def mapped(self) -> mmap.mmap:

@@ -7,12 +7,10 @@ and the operators whose form has changed since are rewritten; see `deltafuse.ops
 
 from __future__ import annotations
 
-from deltafuse.opset import LEAST
+from deltafuse.opset import LEAST, LINEAR_ATTENTION_OPSET
 from deltafuse.targets import limits, linear_attention
 from deltafuse.targets.linear_attention_ports import operator
 from deltafuse.targets.profile import BFLOAT16, FLOAT, FLOAT16, Profile, Requirement
-
-OPSET = 27
 
 PROFILE = Profile(
     name="onnx",
@@ -20,11 +18,11 @@ PROFILE = Profile(
     operators=(operator("", "27"),),
     shared=(
         limits.head_ratio("S", "query and key heads are repeated to the value heads"),
-        limits.least_opset("A", LEAST, OPSET),
+        limits.least_opset("A", LEAST, LINEAR_ATTENTION_OPSET),
     ),
     boundaries=(FLOAT, FLOAT16, BFLOAT16),
     emit=linear_attention.plan,
-    opset=("", OPSET),
+    opset=("", LINEAR_ATTENTION_OPSET),
     requires=(
         Requirement("onnx", "1.23", "S", "the first release that knows opset 27; needed to check the file"),
         Requirement("onnxruntime", "1.32", "V", "runs it by its function body, slower than target ort"),
