@@ -183,6 +183,8 @@ def _plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> 
     literal = _literal(options, site.dims.tokens)
     chosen = (options.op, options.allow_bf16_to_fp16, options.pin, literal, options.boundary, options.signature)
     plan = target.plan(site, TargetOptions(*chosen, opset))
+    if site.one_sequence and isinstance(plan, Plan) and not plan.pins:
+        plan = Reason("batch-one-only")
     if isinstance(plan, Reason):
         return SiteReport(site.name, "refused", site, None, plan, site.notes, len(site.nodes))
     return plan
