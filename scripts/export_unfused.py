@@ -29,6 +29,8 @@ FAMILIES = {
     "qwen3_next": False,
 }
 COMPONENTS = ("prefill", "decode")
+#: Exporters of torch, each with the oldest and the newest opset it writes (torch 2.13).
+OPSETS = {"torchscript": (14, 20), "dynamo": (18, 23)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,8 +51,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tokens to trace a prefill with, and tokens before the one a decode is traced with; default %(default)s",
     )
-    options.add_argument("--exporter", choices=("torchscript", "dynamo"), default="torchscript")
-    options.add_argument("--opset", type=partial(at_least, 14), default=18, metavar="N", help="default %(default)s")
+    options.add_argument("--exporter", choices=tuple(OPSETS), default="torchscript")
+    options.add_argument("--opset", type=int, default=18, metavar="N", help="default %(default)s")
     options.add_argument(
         "--chunk-size",
         type=partial(at_least, 2),
@@ -73,6 +75,13 @@ def at_least(least: int, text: str) -> int:
 def fail(message: str) -> NoReturn:
     """Ends with exit code 1 and a message that says what to do."""
     sys.exit(f"export_unfused: {message}")
+
+
+def check_opset(exporter: str, opset: int) -> None:
+    """Ends where an exporter does not write an opset: it would write another, or stop half-way."""
+    low, high = OPSETS[exporter]
+    if not low <= opset <= high:
+        fail(f"--exporter {exporter} writes opsets {low} to {high}, not {opset}")
 
 
 def check_packages() -> None:
@@ -103,6 +112,7 @@ def check_checkpoint(folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Exports what the options say."""
     options = parser().parse_args(arguments)
+    check_opset(options.exporter, options.opset)
     if options.model_id is not None:
         check_checkpoint(options.model_id)
     check_packages()

@@ -303,7 +303,11 @@ def test_missing_packages(capsys, tmp_path, monkeypatch):
         (["--tiny", "--model-id", "x", "--output-dir", "x"], "not allowed with argument --tiny"),
         (["--tiny"], "the following arguments are required: --output-dir"),
         (["--tiny", "--output-dir", "x", "--dummy-seq-len", "1"], "1 is too small: at least 2 is needed"),
-        (["--tiny", "--output-dir", "x", "--opset", "13"], "13 is too small: at least 14 is needed"),
+        (["--tiny", "--output-dir", "x", "--opset", "21"], "--exporter torchscript writes opsets 14 to 20, not 21"),
+        (
+            ["--tiny", "--output-dir", "x", "--opset", "17", "--exporter", "dynamo"],
+            "--exporter dynamo writes opsets 18 to 23, not 17",
+        ),
     ],
 )
 def test_options_that_cannot_be(capsys, arguments, message):

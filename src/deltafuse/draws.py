@@ -64,7 +64,7 @@ DRAWS = (
 )
 
 #: Sum of log decays over all tokens at which the first one still counts.
-_LASTING = 3.0
+_LASTING = 10.0
 
 
 def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool) -> Operands:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
@@ -129,6 +129,8 @@ class _Trial:
         worst, count, reason = 0.0, 0, None
         for run in runs:
             error = self._error(unfused, fused, run)
+            if error is None:
+                continue
             if isinstance(error, Reason):
                 reason = error
                 break
@@ -137,6 +139,8 @@ class _Trial:
                 reason = Reason("site-differs", {"error": error, "draw": run.how.name, "tokens": run.tokens})
                 break
         self._worker.unload(fused)
+        if not count and reason is None:
+            reason = Reason("overflows", {"draw": "every draw"})
         rounding = None if reason is not None else self._rounding(unfused, runs[-len(DRAWS)])
         if isinstance(rounding, Reason):
             reason, rounding = rounding, None
@@ -232,12 +236,16 @@ class _Trial:
         ran = self._worker.run(session, dict(drawn), self._pair.outputs)
         return ran if isinstance(ran, Reason) else [np.asarray(array, np.float64) for array in ran]
 
-    def _error(self, unfused: Session, fused: Session, run: _Run) -> float | Reason:
+    def _error(self, unfused: Session, fused: Session, run: _Run) -> float | Reason | None:
+        """Relative error of one run; None where the unfused side overflows, for plain values too: it tells nothing."""
         wanted, found = self._outputs(unfused, run), self._outputs(fused, run)
         if isinstance(wanted, Reason):
             return wanted
         if isinstance(found, Reason):
             return found
+        if not all(np.isfinite(array).all() for array in wanted):
+            plain = replace(run, how=replace(run.how, scale=1.0))
+            return None if run.how.scale == 1.0 else self._error(unfused, fused, plain)
         return max(relative(a, b) for a, b in zip(found, wanted, strict=True))
 
     def _rounding(self, unfused: Session, run: _Run) -> Rounding | Reason | None:
