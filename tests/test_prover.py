@@ -13,7 +13,8 @@ import graphs
 from deltafuse import prover
 from deltafuse.classes import classify
 from deltafuse.draws import DRAWS
-from deltafuse.prover import BAR, Proven, convex, prove
+from deltafuse.prover import BAR, Proven, prove
+from deltafuse.region import convex
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 from deltafuse.worker import Worker

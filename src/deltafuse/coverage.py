@@ -83,13 +83,15 @@ def other_beyond(trial: Trial, binding: Binding, validity: Validity, *, looping:
         return None
     if looping and "wrong" in (validity.above, validity.below):
         return reason
-    if validity.above == validity.below == "wrong" and validity.low == validity.high:
-        return reason
-    return reason if validity.above == "wrong" and _goes_on(trial, binding, validity.high) else None
+    single = validity.low == validity.high
+    return reason if validity.above == "wrong" and _goes_on(trial, binding, validity.high, single=single) else None
 
 
-def _goes_on(trial: Trial, binding: Binding, high: int) -> bool:
-    """Whether beyond `high` tokens the first ones are still right, and later ones change a result."""
+def _goes_on(trial: Trial, binding: Binding, high: int, *, single: bool) -> bool:
+    """Whether beyond `high` tokens later ones change a result, and the first ones are still right.
+
+    Where a single size is right, the first ones need not be: a factor may follow the size.
+    """
     larger = binding.at(high + _TELLING, binding.batch)
     if larger is None:
         return True
@@ -97,8 +99,8 @@ def _goes_on(trial: Trial, binding: Binding, high: int) -> bool:
     first, second = (trial.results(larger, changed) for changed in (operands, _later_halved(operands, high)))
     if isinstance(first, Reason) or isinstance(second, Reason):
         return False
-    early = trial.early_error(operands, first, high)
-    return early <= _BAR and any(not _equal(first, second, value) for value in first)
+    reads = any(not _equal(first, second, value) for value in first)
+    return reads and (single or trial.early_error(operands, first, high) <= _BAR)
 
 
 def free_heads(graph: Graph, shapes: Shapes, assignment: Assignment) -> Reason | None:

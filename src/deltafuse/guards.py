@@ -79,12 +79,14 @@ class _Reach:
     Attributes:
         data: value -> the roots it depends on, one bit each; bit 0 is the log decay.
         powers: values that are exponentials of the log decay, moved and multiplied at most.
+        curved: values that depend on an exponential in any way: there is none of an exponential in a rule.
         measures: values that depend on sizes or positions, and not on data.
         gates: values that a choice by size or position made: equal for the sizes that are tried, maybe not for others.
     """
 
     data: dict[int, int]
     powers: set[int] = field(default_factory=set[int])
+    curved: set[int] = field(default_factory=set[int])
     measures: set[int] = field(default_factory=set[int])
     gates: set[int] = field(default_factory=set[int])
 
@@ -131,6 +133,8 @@ def _search(scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collectio
         reach.data.update(dict.fromkeys(graph.node_outputs[node], roots))
         if _is_power(graph, node, reach):
             reach.powers.update(graph.node_outputs[node])
+        if graph.op[node] == "Exp" or not reach.curved.isdisjoint(graph.reads(node)):
+            reach.curved.update(graph.node_outputs[node])
     return None
 
 
@@ -192,6 +196,7 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
             {value: reach.data[around] for value, around in outer.items() if around in reach.data}
             | dict.fromkeys(body.carried, everything),
             {value for value, around in outer.items() if around in reach.powers},
+            {value for value, around in outer.items() if around in reach.curved},
             {value for value, around in outer.items() if around in reach.measures} | set(body.counters),
             {value for value, around in outer.items() if around in reach.gates},
         )
@@ -237,7 +242,7 @@ def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) ->
         return scope.dtype(inputs[1]) in _REAL
     if op == "Exp":
         # Of anything but the log decay it is no part of the rule, however small it is where it was tried.
-        return reach.data[inputs[0]] == 1
+        return reach.data[inputs[0]] == 1 and inputs[0] not in reach.curved
     if op in ("Div", "Reciprocal"):
         below = len(inputs) - 1
         return below not in varying or inputs[below] in reach.powers

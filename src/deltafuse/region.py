@@ -93,6 +93,16 @@ def _successors(graph: Graph, kinds: bytearray, value: int, members: set[int], o
     return found
 
 
+def needed_roots(graph: Graph, nodes: Iterable[int], roots: Iterable[int]) -> dict[int, frozenset[int]]:
+    """For each value of some nodes, the roots it depends on."""
+    needed: dict[int, frozenset[int]] = {root: frozenset({root}) for root in roots}
+    for node in nodes:
+        found = frozenset[int]().union(*(needed[value] for value in graph.reads(node) if value in needed))
+        if found:
+            needed.update({value: found for value in graph.node_outputs[node] if value not in needed})
+    return needed
+
+
 def dead_nodes(graph: Graph, replaced: Iterable[int], kept: Iterable[int]) -> tuple[int, ...]:
     """The nodes that nothing needs once some values come from elsewhere, ascending.
 
