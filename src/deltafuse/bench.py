@@ -78,7 +78,7 @@ class Bench:
     def run(
         self, feeds: Mapping[int, Array], binding: Mapping[str, int], outputs: Sequence[int] | None = None
     ) -> dict[int, Array] | Reason:
-        """Runs the cut on its operands; the shapes it reads follow from the binding.
+        """Runs the cut on its operands; the shapes it reads follow from the binding, operands not given are ones.
 
         Args:
             feeds: value id of each operand -> its array.
@@ -86,6 +86,8 @@ class Bench:
             outputs: those wanted; all where None.
         """
         arrays: dict[str, AnyArray] = {self.names[value]: array for value, array in feeds.items()}
+        for value in self.shapes.keys() - feeds.keys():
+            arrays[self.names[value]] = np.ones(self.shape(value, binding))
         for value, dims in self.sizes.items():
             arrays[self.names[value]] = np.array([evaluate(dim, binding) for dim in dims], np.int64)
         wanted = self.cut.outputs if outputs is None else tuple(outputs)

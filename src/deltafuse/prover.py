@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from deltafuse import region
 from deltafuse.bench import Bench, Binding, bindings, open_bench
@@ -15,12 +16,13 @@ from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
 from deltafuse.guards import find_guard
 from deltafuse.match import Validity
-from deltafuse.patterns import Pattern, Recurrence
+from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice, cut_model
-from deltafuse.readings import Reading, readings
+from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.roles import Assignment, Explained, assignments, explain
+from deltafuse.roles import Assignment
 from deltafuse.scope import Scope
+from deltafuse.search import Fit, Setting, search, why_not
 from deltafuse.shapes import Shapes
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
@@ -29,16 +31,11 @@ from deltafuse.worker import Worker
 
 TEXTS.update(
     {
-        "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) "
-        "gives its outputs; compare it with the rule's recurrence",
         "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}); "
         "it is not the rule",
-        "inner-value-used": "the value {value} inside the site is read outside of it; fusing would take it away: "
-        "remove that reader or output",
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
         "decay-shape": "the log decay has the shape {shape}, not one number per token and head: a decay per channel "
         "(Kimi Delta Attention, Gated DeltaNet-2) is another rule",
-        "no-output": "nothing outside reads the rule's output",
     }
 )
 
@@ -50,8 +47,8 @@ _UNREAD = frozenset({"not-the-rule", "not-equal", "dims-unknown"})
 
 #: Relative, in double; of 235 proofs seen 224 were below 1e-14.
 BAR = 1e-12
-#: Operands of the rule: query, key, value, g, beta, state.
-_OPERANDS = 6
+#: Most tokens that are tried.
+_MOST = 4096
 #: Chains of values behind the rule (casts, layout, the norm that follows) that are looked at.
 _CHAIN = 48
 
@@ -77,31 +74,6 @@ class Proven:
     trial: Trial
 
 
-@dataclass(frozen=True)
-class _Setting:
-    model: Model
-    kinds: bytearray
-    shapes: Shapes
-    pattern: Pattern
-    worker: Worker
-    candidate: Candidate
-    reading: Reading
-    chains: Mapping[int, Sequence[int]]
-
-    @property
-    def roots(self) -> tuple[int, ...]:
-        return self.reading.roots
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """An assignment that explains a cut's outputs, and the two values the fused node writes."""
-
-    explained: Explained
-    out: int
-    final: int | None
-
-
 def prove(
     model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, worker: Worker, candidate: Candidate
 ) -> Proven | Reason:
@@ -109,7 +81,7 @@ def prove(
     chains = region.exits(model.graph, candidate)
     first: Reason | None = None
     for reading in readings(model, kinds, shapes, worker, candidate):
-        setting = _Setting(model, kinds, shapes, pattern, worker, candidate, reading, chains)
+        setting = Setting(model, kinds, shapes, pattern, worker, candidate, reading, chains)
         outcome = _prove_reading(setting)
         if not isinstance(outcome, Reason):
             return outcome
@@ -119,7 +91,7 @@ def prove(
     return first if first is not None else Reason("no-output")
 
 
-def _prove_reading(setting: _Setting) -> Proven | Reason:
+def _prove_reading(setting: Setting) -> Proven | Reason:
     bench = _open(setting)
     if isinstance(bench, Reason):
         sizes = tuple(value for value, _ in setting.candidate.sizes)
@@ -131,7 +103,7 @@ def _prove_reading(setting: _Setting) -> Proven | Reason:
     return outcome
 
 
-def _open(setting: _Setting) -> Bench | Reason:
+def _open(setting: Setting) -> Bench | Reason:
     graph, shapes = setting.model.graph, setting.shapes
     sizes = dict(setting.candidate.sizes)
     known: dict[int, tuple[Dim, ...]] = {}
@@ -151,67 +123,80 @@ def _open(setting: _Setting) -> Bench | Reason:
     return open_bench(setting.worker, cut, names, known, sizes)
 
 
-def _prove_on(setting: _Setting, bench: Bench) -> Proven | Reason:
+def _prove_on(setting: Setting, bench: Bench) -> Proven | Reason:
     """Tries the sizes in turn; the reason is what went wrong at the first size that ran, or at the first at all."""
     gate = setting.roots[0]
     stuck: Reason | None = None
-    odd: tuple[Mapping[int, Array], Mapping[int, Array]] | None = None
-    for binding in bindings(bench.shapes, bench.sizes, gate):
-        feeds = search_feeds(bench, setting.roots, gate, binding.numbers)
-        ran = bench.run(feeds, binding.numbers)
-        if isinstance(ran, Reason):
-            stuck = ran if stuck is None else stuck
-            continue
-        fit = _search(setting, feeds, ran, setting.pattern.recurrence)
-        if isinstance(fit, Reason):
-            return fit
-        if fit is not None:
-            return _conclude(setting, bench, fit, binding)
-        odd = (feeds, ran) if odd is None else odd
+    odd: _Odd | None = None
+    runs: list[tuple[Binding, bool]] = []
+    for binding in chain(bindings(bench.shapes, bench.sizes, gate), _smallest_running(setting, bench, runs)):
+        tried = _attempt(setting, bench, binding)
+        if isinstance(tried, Fit):
+            return _conclude(setting, bench, tried, binding)
+        if isinstance(tried, Reason) and tried.code != "cut-does-not-run":
+            return tried
+        runs.append((binding, isinstance(tried, _Odd)))
+        odd = tried if odd is None and isinstance(tried, _Odd) else odd
+        stuck = tried if stuck is None and isinstance(tried, Reason) else stuck
     if odd is not None:
         guard = _guard(setting, bench.cut.inputs, bench.cut.outputs)
-        return guard if guard is not None and guard.code == "piecewise" else _why_not(setting, *odd)
+        piecewise = guard is not None and guard.code == "piecewise"
+        return guard if guard is not None and piecewise else why_not(setting, odd.feeds, odd.ran)
     if stuck is not None:
         return stuck
     return Reason("decay-shape", {"shape": " x ".join(map(str, bench.shapes[gate]))})
 
 
-def _search(
-    setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence
-) -> _Fit | Reason | None:
-    """The first assignment that explains every reader outside; else why the first that explains the output does not.
+@dataclass(frozen=True)
+class _Odd:
+    """A run that the rule does not explain."""
 
-    One token from a zero state reads the same with query and key exchanged: only the final state tells them apart.
+    feeds: Mapping[int, Array]
+    ran: Mapping[int, Array]
+
+
+def _attempt(setting: Setting, bench: Bench, binding: Binding) -> Fit | _Odd | Reason:
+    feeds = search_feeds(bench, setting.roots, setting.roots[0], binding.numbers)
+    ran = bench.run(feeds, binding.numbers)
+    if isinstance(ran, Reason):
+        return ran
+    fit = search(setting, feeds, ran, setting.pattern.recurrence)
+    return _Odd(feeds, ran) if fit is None else fit
+
+
+def _smallest_running(setting: Setting, bench: Bench, runs: Sequence[tuple[Binding, bool]]) -> Iterator[Binding]:
+    """The smallest token count that runs, where none of the usual ones was right.
+
+    A graph that was traced for many tokens fails below its range and runs, but wrongly, above it.
     """
-    refused: Reason | None = None
-    for assignment in _assignments(setting, feeds):
-        explained = explain(assignment, recurrence, feeds, ran)
-        if explained is None:
-            continue
-        ends = _ends(setting, explained)
-        if not isinstance(ends, Reason):
-            return _Fit(explained, *ends)
-        refused = ends if refused is None else refused
-    return refused
-
-
-def _assignments(setting: _Setting, feeds: Mapping[int, Array]) -> Iterator[Assignment]:
-    """Readings of the roots; where there are more than the rule has operands, of those that some value depends on.
-
-    What follows the rule without a weight between (an output gate) brings roots of its own.
-    """
-    gate, norms = setting.roots[0], setting.reading.norms
-    yield from assignments(feeds, gate, norms)
-    if len(setting.roots) <= _OPERANDS:
+    free = [binding for binding, _ in runs if binding.tokens is not None]
+    if not free:
         return
-    needed = region.needed_roots(setting.model.graph, setting.candidate.nodes, setting.roots)
-    offered = {needed.get(value, frozenset[int]()) for chain in setting.chains.values() for value in chain}
-    for roots in sorted(offered, key=lambda found: (-len(found), sorted(found))):
-        if len(roots) <= _OPERANDS and gate in roots:
-            yield from assignments({value: feeds[value] for value in setting.roots if value in roots}, gate, norms)
+    start = free[0]
+
+    def fails(tokens: int) -> bool:
+        binding = start.at(tokens, start.batch)
+        if binding is None:
+            return True
+        feeds = search_feeds(bench, setting.roots, setting.roots[0], binding.numbers)
+        return isinstance(bench.run(feeds, binding.numbers), Reason)
+
+    outcomes = {binding.tokens or 0: ran for binding, ran in runs if binding.batch == start.batch}
+    low = max((tokens for tokens, ran in outcomes.items() if not ran), default=0)
+    high = min((tokens for tokens, ran in outcomes.items() if ran and tokens > low), default=0)
+    while not high and low < _MOST:
+        low, high = (2 * low, 0) if fails(2 * low) else (low, 2 * low)
+    if not low or not high:
+        return
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fails(middle) else (low, middle)
+    found = start.at(high, start.batch)
+    if found is not None:
+        yield found
 
 
-def _guard(setting: _Setting, inputs: Sequence[int], ends: Sequence[int]) -> Reason | None:
+def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int]) -> Reason | None:
     """What forbids a proof by draws between the cut's inputs and some of its values."""
     graph = setting.model.graph
     scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
@@ -220,25 +205,7 @@ def _guard(setting: _Setting, inputs: Sequence[int], ends: Sequence[int]) -> Rea
     return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt)
 
 
-def _why_not(setting: _Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
-    """The neighbour of the rule that fits, or that none does."""
-    for code, recurrence in setting.pattern.neighbours.items():
-        fit = _search(setting, feeds, ran, recurrence)
-        # An inner value may follow a neighbour by chance; its state then does not.
-        if isinstance(fit, _Fit) and (fit.final is not None or len(setting.chains) == 1):
-            return Reason(code)
-    graph = setting.model.graph
-    return Reason(
-        "not-the-rule",
-        {
-            "anchor": graph.name(graph.node_outputs[setting.candidate.core[0]][0]),
-            "rule": setting.pattern.name,
-            "roots": ", ".join(graph.name(value) for value in setting.roots),
-        },
-    )
-
-
-def _conclude(setting: _Setting, bench: Bench, fit: _Fit, binding: Binding) -> Proven | Reason:
+def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Proven | Reason:
     explained, out, final = fit.explained, fit.out, fit.final
     guard = _guard(setting, bench.cut.inputs, [value for value in (out, final) if value is not None])
     if guard is not None:
@@ -289,29 +256,3 @@ def _errors(trial: Trial, at: Binding) -> list[float] | Reason:
             return Reason("not-equal", {"draw": how.name, "error": error})
         errors.append(error)
     return errors
-
-
-def _ends(setting: _Setting, explained: Explained) -> tuple[int, int | None] | Reason:
-    """The values that the fused node writes: the last ones that explain every reader outside."""
-    outs: list[set[int]] = []
-    finals: list[set[int]] = []
-    for value, chain in setting.chains.items():
-        as_out = {v for v in chain if v in explained.outs}
-        as_final = {v for v in chain if v in explained.finals}
-        if as_out:
-            outs.append(as_out)
-        elif as_final:
-            finals.append(as_final)
-        else:
-            return Reason("inner-value-used", {"value": setting.model.graph.name(value)})
-    common, common_final = _common(outs), _common(finals)
-    if finals and not common_final:
-        return Reason("inner-value-used", {"value": setting.model.graph.name(min(finals[0]))})
-    if not common:
-        return Reason("no-output")
-    latest = setting.model.graph.producer.__getitem__
-    return max(common, key=latest), max(common_final, key=latest) if common_final else None
-
-
-def _common(sets: Sequence[set[int]]) -> set[int]:
-    return sets[0].intersection(*sets[1:]) if sets else set()

@@ -1,0 +1,141 @@
+"""Search the reading of a cut's inputs under which the rule, or a neighbour of it, gives the cut's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from deltafuse import region
+from deltafuse.draws import Array
+from deltafuse.finder import Candidate
+from deltafuse.patterns import Pattern, Recurrence
+from deltafuse.readings import Reading
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.roles import Assignment, Explained, assignments, explain
+from deltafuse.shapes import Shapes
+from deltafuse.wire import Model
+from deltafuse.worker import Worker
+
+TEXTS.update(
+    {
+        "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) "
+        "gives its outputs; compare it with the rule's recurrence",
+        "inner-value-used": "the value {value} inside the site is read outside of it; fusing would take it away: "
+        "remove that reader or output",
+        "no-output": "nothing outside reads the rule's output",
+    }
+)
+
+#: Operands of the rule: query, key, value, g, beta, state.
+_OPERANDS = 6
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a proof is about: the candidate, one reading of it, and everything that is known of its graph.
+
+    Attributes:
+        chains: see `deltafuse.region.exits`.
+    """
+
+    model: Model
+    kinds: bytearray
+    shapes: Shapes
+    pattern: Pattern
+    worker: Worker
+    candidate: Candidate
+    reading: Reading
+    chains: Mapping[int, Sequence[int]]
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """Values to cut at, the log decay first."""
+        return self.reading.roots
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An assignment that explains a cut's outputs, and the two values the fused node writes."""
+
+    explained: Explained
+    out: int
+    final: int | None
+
+
+def search(
+    setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence
+) -> Fit | Reason | None:
+    """The first assignment that explains every reader outside; else why the first that explains the output does not.
+
+    One token from a zero state reads the same with query and key exchanged: only the final state tells them apart.
+    """
+    refused: Reason | None = None
+    for assignment in _assignments(setting, feeds):
+        explained = explain(assignment, recurrence, feeds, ran)
+        if explained is None:
+            continue
+        ends = _ends(setting, explained)
+        if not isinstance(ends, Reason):
+            return Fit(explained, *ends)
+        refused = ends if refused is None else refused
+    return refused
+
+
+def _assignments(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assignment]:
+    """Readings of the roots; where there are more than the rule has operands, of those that some value depends on.
+
+    What follows the rule without a weight between (an output gate) brings roots of its own.
+    """
+    gate, norms = setting.roots[0], setting.reading.norms
+    yield from assignments(feeds, gate, norms)
+    if len(setting.roots) <= _OPERANDS:
+        return
+    needed = region.needed_roots(setting.model.graph, setting.candidate.nodes, setting.roots)
+    offered = {needed.get(value, frozenset[int]()) for chain in setting.chains.values() for value in chain}
+    for roots in sorted(offered, key=lambda found: (-len(found), sorted(found))):
+        if len(roots) <= _OPERANDS and gate in roots:
+            yield from assignments({value: feeds[value] for value in setting.roots if value in roots}, gate, norms)
+
+
+def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
+    """The neighbour of the rule that fits, or that none does."""
+    for code, recurrence in setting.pattern.neighbours.items():
+        fit = search(setting, feeds, ran, recurrence)
+        # An inner value may follow a neighbour by chance; its state then does not.
+        if isinstance(fit, Fit) and (fit.final is not None or len(setting.chains) == 1):
+            return Reason(code)
+    graph = setting.model.graph
+    return Reason(
+        "not-the-rule",
+        {
+            "anchor": graph.name(graph.node_outputs[setting.candidate.core[0]][0]),
+            "rule": setting.pattern.name,
+            "roots": ", ".join(graph.name(value) for value in setting.roots),
+        },
+    )
+
+
+def _ends(setting: Setting, explained: Explained) -> tuple[int, int | None] | Reason:
+    """The values that the fused node writes: the last ones that explain every reader outside."""
+    outs: list[set[int]] = []
+    finals: list[set[int]] = []
+    for value, chain in setting.chains.items():
+        as_out = {v for v in chain if v in explained.outs}
+        as_final = {v for v in chain if v in explained.finals}
+        if as_out:
+            outs.append(as_out)
+        elif as_final:
+            finals.append(as_final)
+        else:
+            return Reason("inner-value-used", {"value": setting.model.graph.name(value)})
+    common, common_final = _common(outs), _common(finals)
+    if finals and not common_final:
+        return Reason("inner-value-used", {"value": setting.model.graph.name(min(finals[0]))})
+    if not common:
+        return Reason("no-output")
+    latest = setting.model.graph.producer.__getitem__
+    return max(common, key=latest), max(common_final, key=latest) if common_final else None
+
+
+def _common(sets: Sequence[set[int]]) -> set[int]:
+    return sets[0].intersection(*sets[1:]) if sets else set()
