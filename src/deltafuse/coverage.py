@@ -92,7 +92,7 @@ def _goes_on(trial: Trial, binding: Binding, high: int, *, single: bool) -> bool
 
     Where a single size is right, the first ones need not be: a factor may follow the size.
     """
-    larger = binding.at(high + _TELLING, binding.batch)
+    larger = binding.at(high + _TELLING, None if binding.batch is None else 1)
     if larger is None:
         return True
     operands, _ = trial.draw(larger, DRAWS[0], 1)

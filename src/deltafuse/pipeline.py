@@ -32,8 +32,7 @@ from deltafuse.wire import Model, scan
 
 TEXTS.update(
     {
-        "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback, "
-        "or give the original",
+        "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback",
         "batch-one-only": "the site is right for a batch of one only and this target leaves the batch free; "
         "export the model with batch 1",
         "left-out": "the site is the rule and was left out by {option}",
@@ -217,8 +216,11 @@ def _draft(
     """What is to be changed; where the rest of the file cannot follow no site is left, and each report says why."""
     with clock.stage("pinning"):
         graph = found.model.graph
-        plans, reports = _unstick(graph, plans, reports)
         removed = splice.removed_by(graph, plans)
+        stuck = splice.stuck(graph, plans, removed)
+        if stuck:
+            plans, reports = _unstick(graph, plans, reports, stuck)
+            removed = splice.removed_by(graph, plans)
         if not plans:
             return _Draft(plans, removed, Adjustments()), reports
         seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
@@ -230,10 +232,9 @@ def _draft(
 
 
 def _unstick(
-    graph: Graph, plans: tuple[Plan, ...], reports: tuple[SiteReport, ...]
+    graph: Graph, plans: tuple[Plan, ...], reports: tuple[SiteReport, ...], stuck: Mapping[str, int]
 ) -> tuple[tuple[Plan, ...], tuple[SiteReport, ...]]:
     """Refuses sites whose results would be written twice."""
-    stuck = splice.stuck(graph, plans, splice.removed_by(graph, plans))
     reasons = {site: Reason("inner-value-used", {"value": graph.name(value)}) for site, value in stuck.items()}
     kept = tuple(plan for plan in plans if plan.match.name not in stuck)
     return kept, tuple(_refuse(r, reasons[r.name]) if r.name in reasons else r for r in reports)

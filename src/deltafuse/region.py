@@ -103,7 +103,7 @@ def needed_roots(graph: Graph, nodes: Iterable[int], roots: Iterable[int]) -> di
     return needed
 
 
-def dead_nodes(graph: Graph, replaced: Iterable[int], kept: Iterable[int]) -> tuple[int, ...]:
+def dead_nodes(graph: Graph, replaced: Sequence[int], kept: Sequence[int]) -> tuple[int, ...]:
     """The nodes that nothing needs once some values come from elsewhere, ascending.
 
     Args:
@@ -111,26 +111,25 @@ def dead_nodes(graph: Graph, replaced: Iterable[int], kept: Iterable[int]) -> tu
         replaced: values that are computed anew.
         kept: values that the new nodes read.
     """
-    outputs = frozenset(graph.outputs)
-    free, held = set(replaced), set(kept)
+    consumers, producer, written = graph.consumers, graph.producer, graph.node_outputs
+    # How many nodes still need a value; what a graph output or a new node reads is needed for good.
+    needs: dict[int, int] = dict.fromkeys((*kept, *graph.outputs), len(graph.op) + 1)
+    needs.update(dict.fromkeys(replaced, 0))
     dead: set[int] = set()
-    stack = [graph.producer[value] for value in free]
+    stack = [producer[value] for value in replaced]
     while stack:
         node = stack.pop()
-        if node < 0 or node in dead or not _is_dead(graph, node, dead, free, held, outputs):
+        if node < 0 or node in dead:
+            continue
+        if any(value and (needs[value] > 0 if value in needs else consumers[value]) for value in written[node]):
             continue
         dead.add(node)
-        stack += [graph.producer[value] for value in graph.reads(node)]
+        for value in set(graph.reads(node)):
+            left = needs[value] if value in needs else len(consumers[value])
+            needs[value] = left - 1
+            if left == 1:
+                stack.append(producer[value])
     return tuple(sorted(dead))
-
-
-def _is_dead(graph: Graph, node: int, dead: set[int], free: set[int], held: set[int], outputs: frozenset[int]) -> bool:
-    for value in graph.node_outputs[node]:
-        if value in free or value == 0:
-            continue
-        if value in held or value in outputs or any(reader not in dead for reader in graph.consumers[value]):
-            return False
-    return True
 
 
 def convex(graph: Graph, roots: Sequence[int], out: int, final: int | None) -> bool:

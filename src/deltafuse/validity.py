@@ -15,6 +15,7 @@ _FAR = 1024
 #: Proofs beyond this many tokens tell no more and take longer.
 _PROOF = 200
 _BAR = 1e-10
+_CHUNKS = (64, 32, 16)
 
 
 class Goal(Protocol):
@@ -72,10 +73,17 @@ def _end(
         beyond = max(beyond, limit) if limit == 1 else min(beyond, limit)
     if outcome(beyond) is None:
         return beyond, None
+    likely = _likely(*sorted((right, beyond)))
     while abs(beyond - right) > 1:
-        middle = (right + beyond) // 2
+        middle = next((n for n in likely if min(right, beyond) < n < max(right, beyond)), (right + beyond) // 2)
         if outcome(middle) is None:
             right = middle
         else:
             beyond = middle
     return right, outcome(beyond)
+
+
+def _likely(low: int, high: int) -> tuple[int, ...]:
+    """Where ranges often end: at a whole number of chunks."""
+    multiples = [(high - 1) // chunk * chunk for chunk in _CHUNKS]
+    return tuple(n for multiple in multiples if low < multiple for n in (multiple, multiple + 1))
