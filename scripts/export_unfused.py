@@ -5,8 +5,8 @@ Examples:
     python scripts/export_unfused.py --model-id checkpoints/qwen3.5 --output-dir onnx --dtype fp16 --dummy-seq-len 32
 
 A trace is right for some sizes only. Prefill: for the token counts that fill as many chunks as ``--dummy-seq-len``
-does (32 of 64: one chunk, 1 to 64 tokens). Decode: for one token, whatever its step axis is called. A fused prefill takes
-any number of tokens, a fused decode is fixed to one.
+does (32 of 64: one chunk, 1 to 64 tokens). Decode: for one token, whatever its step axis is called. A fused prefill
+takes any number of tokens, a fused decode is fixed to one.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def difference(
         if strict and not np.array_equal(finite, np.isfinite(got)):
             return float("inf")
         top = np.abs(want[finite]).max(initial=0.0)
-        worst = max(worst, float(np.abs(got - want)[finite].max(initial=0.0)) / float(top or 1.0))
+        worst = max(worst, float(np.abs(got[finite] - want[finite]).max(initial=0.0)) / float(top or 1.0))
     return worst
 
 

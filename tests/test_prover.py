@@ -14,8 +14,8 @@ from deltafuse import prover
 from deltafuse.classes import classify
 from deltafuse.draws import DRAWS
 from deltafuse.prover import BAR, Proven, prove
-from deltafuse.region import convex
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.region import convex
 from deltafuse.shapes import Shapes
 from deltafuse.worker import Worker
 from exports import export
