@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +93,19 @@ def test_substitution_commutes_with_evaluation(x: Dim, inner: Dim, binding: dict
 def test_bounds_hold(x: Dim, binding: dict[str, int]) -> None:
     low, high = bounds(x)
     assert low <= evaluate(x, binding) <= high
+
+
+@pytest.mark.parametrize(
+    ("dim", "wanted"),
+    [
+        ((A - B) // 2, (-inf, inf)),
+        ((-A - 3) // 2, (-inf, -2)),
+        ((A + 4) // A, (0, inf)),
+        ((A + 6) // 3, (2, inf)),
+    ],
+)
+def test_bounds_of_a_floor(dim: Dim, wanted: tuple[float, float]) -> None:
+    assert bounds(dim) == wanted
 
 
 @given(dims, st.integers(1, 9))

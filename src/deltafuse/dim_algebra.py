@@ -275,8 +275,12 @@ def _call_bounds(call: Call) -> tuple[float, float]:
 def _quotient_bounds(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
     if b[0] <= 0:
         return -math.inf, math.inf
-    low = 0.0 if math.isinf(b[1]) and a[0] >= 0 else a[0] // b[1] if a[0] >= 0 else a[0] // b[0]
-    return low, a[1] // b[0] if not math.isinf(a[1]) and a[1] >= 0 else a[1]
+    return min(_floor(a[0], end) for end in b), max(_floor(a[1], end) for end in b)
+
+
+def _floor(number: float, by: float) -> float:
+    """``number // by`` of ends of ranges, `by` positive; Python gives NaN where the number is infinite."""
+    return number if math.isinf(number) else number // by
 
 
 def _remainder_bounds(dim: Expr) -> tuple[float, float] | None:
