@@ -180,7 +180,27 @@ def test_fuse_without_an_output_writes_nothing(demo, tmp_path):
     before = sorted(demo.iterdir())
     found = deltafuse.fuse(demo / "decode.onnx")
     assert (found.exit, found.output) == (0, None)
+    assert "nothing was written: no output was given" in found.notes
     assert sorted(demo.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"form": "loops"}, {"op": "CGDR"}, {"record": None}, {"boundary": "fp8"}, {"pins": {"tokens": 0}},
+        {"pins": {"tokens": "4"}},
+    ],
+)  # fmt: skip
+def test_a_value_that_the_command_would_not_take(demo, wrong):
+    with pytest.raises(deltafuse.UserError) as caught:
+        deltafuse.fuse(demo / "decode.onnx", **wrong)
+    assert caught.value.code == "usage"
+    assert next(iter(wrong)) in str(caught.value)
+
+
+def test_a_text_alone_is_one_pattern(demo):
+    found = deltafuse.fuse(demo / "decode.onnx", dry_run=True, sites="*.0", rules="gated_delta_rule")
+    assert [site.name for site in found.sites if site.status == "fused"] == ["layers.0"]
 
 
 def test_inspect_finds_the_same_sites(report, demo, tmp_path):

@@ -131,6 +131,11 @@ def test_output_equal_to_input(fuse: Fuse, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_or_not_writable(fuse: Fuse, tmp_path: Path) -> None:
     user_error(fuse, "output-folder-missing", STEPS, "-o", tmp_path / "no" / "out.onnx")
     user_error(fuse, "output-is-folder", STEPS, "-o", tmp_path)
+    # A link or a pipe would be replaced by a file.
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "pipe")
+    for output in (tmp_path / "link", tmp_path / "pipe", "/dev/null"):
+        assert "--dry-run" in user_error(fuse, "output-not-a-file", STEPS, "-o", output)
     # Even root cannot make files there.
     user_error(fuse, "output-not-writable", STEPS, "-o", "/proc/out.onnx")
 
@@ -276,9 +281,10 @@ def test_rollback_of_some_sites(fuse: Fuse, tmp_path: Path) -> None:
     done = fuse("rollback", output, "-o", tmp_path / "back.onnx", "--sites", "layers.1", "--json")
     assert done.document["restored"] == ["layers.1"]
     assert done.document["remaining"] == ["layers.0", "layers.2"]
-    assert (
-        "still fused: layers.0, layers.2" in fuse("rollback", output, "-o", tmp_path / "b", "--sites", "layers.1").out
-    )
+    said = fuse("rollback", output, "-o", tmp_path / "b", "--sites", "layers.1").out
+    assert "still fused: layers.0, layers.2" in said
+    assert "the file as it was" not in said
+    assert "the file as it was" in fuse("rollback", output, "-o", tmp_path / "c").out
 
 
 def test_a_missing_record_names_the_sidecar_option(fuse: Fuse, tmp_path: Path) -> None:

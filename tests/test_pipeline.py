@@ -254,7 +254,7 @@ def test_sites_and_skip_sites_are_globs(tmp_path: Path, fused) -> None:
     for options, taken in (
         ({"sites": ("*.1",)}, names[1:]),
         ({"sites": ("layers.[01]",)}, names),
-        ({"skip_sites": ("layers.1", "other")}, names[:1]),
+        ({"skip_sites": ("layers.1", "*.1")}, names[:1]),
         ({"sites": ("*",), "skip_sites": ("*.0",)}, names[1:]),
     ):
         report = graphs.fuse(source, tmp_path / "out.onnx", **options)
@@ -306,6 +306,52 @@ def test_keep_going_writes_what_can_be_fused(tmp_path: Path) -> None:
     kept = graphs.fuse(model, tmp_path / "kept.onnx", keep_going=True)
     assert (kept.exit, sorted(graphs.codes(kept))) == (0, ["", "inner-value-used"])
     assert len([node for node in onnx.load(tmp_path / "kept.onnx").graph.node if fused_type(node)]) == 1
+
+
+def test_a_run_that_writes_nothing_says_why_and_shows_matches(tmp_path: Path) -> None:
+    model = mixed(tmp_path)
+    stopped = graphs.fuse(model, tmp_path / "out.onnx")
+    assert sorted(site.status for site in stopped.sites) == ["match", "refused"]
+    refused = next(site.name for site in stopped.sites if site.status == "refused")
+    (note,) = [note for note in stopped.notes if note.startswith("nothing was written")]
+    assert f"1 of 2 sites can be fused and {refused} cannot" in note
+    assert "--keep-going" in note
+    strict = graphs.fuse(export("steps_ts17").path, tmp_path / "out.onnx", strict=True)
+    assert (strict.exit, [site.status for site in strict.sites]) == (4, ["match"])
+    assert any("--strict" in note for note in strict.notes)
+
+
+def test_a_refused_site_that_was_left_out_blocks_nothing(tmp_path: Path) -> None:
+    model = mixed(tmp_path)
+    (refused,) = (site.name for site in graphs.fuse(model).sites if site.status == "refused")
+    report = graphs.fuse(model, tmp_path / "out.onnx", skip_sites=(refused,))
+    assert (report.exit, sorted(site.status for site in report.sites)) == (0, ["fused", "refused"])
+    (other,) = (site.name for site in report.sites if site.status == "fused")
+    assert graphs.fuse(model, tmp_path / "again.onnx", sites=(other,)).exit == 0
+    assert (tmp_path / "out.onnx").stat().st_size == (tmp_path / "again.onnx").stat().st_size
+
+
+@pytest.mark.parametrize("option", ["sites", "skip_sites"])
+def test_a_name_that_no_site_has_is_an_error(tmp_path: Path, option: str) -> None:
+    with pytest.raises(UserError, match=r"nope.*layers\.0, layers\.1") as error:
+        graphs.fuse(export("two_sizes_ts17").path, tmp_path / "out.onnx", **{option: ("layers.1", "nope")})
+    assert error.value.code == "site-unknown"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "size"), [("chunk_ts17_dynBT", 4), ("chunk_ts17_dynBT", 65), ("rec_ts17_dynBT", 5)])
+def test_a_pin_outside_the_proven_range_refuses(tmp_path: Path, name: str, size: int) -> None:
+    report = graphs.fuse(export(name).path, tmp_path / "out.onnx", pins=(("tokens", size),))
+    assert (report.exit, graphs.codes(report)) == (4, ["pin-out-of-range"])
+    assert f"tokens={size}" in report.sites[0].reason.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [1, 5, 8])
+def test_nodes_for_a_pinned_token_count_are_proven_at_that_count(tmp_path: Path, size: int) -> None:
+    report = graphs.fuse(export("loop_list").path, tmp_path / "out.onnx", pins=(("tokens", size),))
+    assert (report.exit, graphs.codes(report)) == (0, [""])
+    assert report.sites[0].match.proof.emitted_error < 1e-9
 
 
 def test_keep_going_with_nothing_to_fuse_writes_nothing(tmp_path: Path) -> None:

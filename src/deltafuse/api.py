@@ -37,6 +37,15 @@ __all__ = ["fuse", "inspect", "listing", "lower", "rollback", "verify"]
 AnyPath: TypeAlias = "str | PathLike[str]"
 
 
+def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    """A text alone is one pattern, not a pattern for each of its letters."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _paths(given: AnyPath | Sequence[AnyPath]) -> tuple[Path, ...]:
+    return (Path(given),) if isinstance(given, str | PathLike) else tuple(map(Path, given))
+
+
 def fuse(
     model: AnyPath,
     output: AnyPath | None = None,
@@ -63,7 +72,7 @@ def fuse(
     """Finds the sites of a model, proves them and writes the fused model, as ``fuse MODEL -o OUT`` does.
 
     The keywords are described at `FuseOptions`; `pins` is a mapping from symbol to size. The output is written where
-    the report's ``exit`` is 0; it is 3 where no site matched, 4 where some are refused.
+    one is given and the report's ``exit`` is 0; it is 3 where no site matched, 4 where some are refused.
 
         >>> report = deltafuse.fuse("prefill.onnx", "prefill-fused.onnx", pins={"seq_len": 128})
         >>> report.exit, [site.name for site in report.sites if site.status == "fused"]
@@ -77,10 +86,10 @@ def fuse(
         target=target,
         form=form,
         op=op,
-        sites=tuple(sites),
-        skip_sites=tuple(skip_sites),
-        rules=tuple(rules),
-        patterns=tuple(map(Path, patterns)),
+        sites=_texts(sites),
+        skip_sites=_texts(skip_sites),
+        rules=_texts(rules),
+        patterns=_paths(patterns),
         pin=pin,
         pins=tuple((pins or {}).items()),
         boundary=boundary,
@@ -130,10 +139,10 @@ def inspect(
         target=target,
         form=form,
         op=op,
-        sites=tuple(sites),
-        skip_sites=tuple(skip_sites),
-        rules=tuple(rules),
-        patterns=tuple(map(Path, patterns)),
+        sites=_texts(sites),
+        skip_sites=_texts(skip_sites),
+        rules=_texts(rules),
+        patterns=_paths(patterns),
         pin=pin,
         pins=tuple((pins or {}).items()),
         boundary=boundary,
@@ -249,7 +258,7 @@ def rollback(
     return run(
         Path(fused),
         Path(output),
-        sites=tuple(sites) or None,
+        sites=_texts(sites) or None,
         all_records=all_records,
         sidecar=None if sidecar is None else Path(sidecar),
         progress=shown.advance,

@@ -108,7 +108,8 @@ def _rollback(given: argparse.Namespace) -> int:
             progress=shown.advance,
         )
     document = plain_document(report)
-    lines = [f"wrote {report.output}: {_MODES[report.mode]}", f"restored: {', '.join(report.restored) or 'no site'}"]
+    what = _PART if report.mode == "bytes" and report.remaining else _MODES[report.mode]
+    lines = [f"wrote {report.output}: {what}", f"restored: {', '.join(report.restored) or 'no site'}"]
     lines += [f"still fused: {', '.join(report.remaining)}"] if report.remaining else []
     lines += [f"{site} could not be put back: {why}" for site, why in report.refused]
     lines += [f"note: {note}" for note in report.notes]
@@ -191,6 +192,7 @@ _MODES = {
     "bytes": "the file as it was before the fuse, byte for byte (sha256 checked)",
     "in-place": "the file was edited since the fuse; sites were put back one by one and the edits are kept",
 }
+_PART = "the named sites are as they were before the fuse; the rest of the file is as fuse wrote it"
 _FIELDS = frozenset(field.name for field in dataclasses.fields(FuseOptions))
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "fuse": _fuse,

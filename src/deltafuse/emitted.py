@@ -25,7 +25,7 @@ from deltafuse.worker import Session, Worker
 _SEED = 1000
 
 
-def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int) -> float:
+def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: int | None = None) -> float:
     """Runs emitted nodes and cut on fresh draws, at batch one where the target takes no more.
 
     Args:
@@ -33,6 +33,7 @@ def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int) -> float
         trial: of this site or of one with an equal cut (then values correspond by their roles).
         worker: runs the emitted nodes.
         opset: version of the default domain that the nodes are written for.
+        tokens: the token count that the nodes are written for, where they are for one that the cut leaves free.
 
     Returns:
         The largest relative error.
@@ -41,7 +42,8 @@ def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int) -> float
         InternalError: they differ, or the emitted nodes do not run: a bug in the target's emission.
     """
     session = _load(plan, worker, opset)
-    binding = trial.few_tokens(trial.binding.batch if plan.op == LINEAR_ATTENTION else 1)
+    batch = trial.binding.batch if plan.op == LINEAR_ATTENTION or trial.binding.batch is None else 1
+    binding = trial.few_tokens(batch) if tokens is None else trial.binding.at(tokens, batch)
     if binding is None:
         raise _bug(plan, "there are no sizes to run it at")
     worst = 0.0

@@ -19,7 +19,8 @@ def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
     """Raises where `output` cannot be written, or is one of the `inputs` by whatever path.
 
     Raises:
-        UserError: ``output-is-input``, ``output-is-folder``, ``output-folder-missing``, ``output-not-writable``.
+        UserError: ``output-is-input``, ``output-is-folder``, ``output-not-a-file``, ``output-folder-missing``,
+            ``output-not-writable``.
     """
     folder = output.parent
     try:
@@ -32,6 +33,12 @@ def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
         for path in inputs:
             if output == path or (output.exists() and path.exists() and output.samefile(path)):
                 raise UserError("output-is-input", f"{output} is the input itself: give another output path")
+        if output.is_symlink() or (output.exists() and not output.is_file()):
+            raise UserError(
+                "output-not-a-file",
+                f"{output} is a link or a device, which writing would replace: give the path of a file, "
+                "or use --dry-run to write nothing",
+            )
     except OSError as error:
         raise unwritable(output, error) from None
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -117,9 +117,7 @@ def _fault(call: Attention) -> str:
     return f"no input for {', '.join(missing)}" if missing else ""
 
 
-def lower_attention(
-    node: NodeProto, dtype: int, state_dtype: int, scale: float | None = None
-) -> list[NodeProto]:
+def lower_attention(node: NodeProto, dtype: int, state_dtype: int, scale: float | None = None) -> list[NodeProto]:
     """One node as plain operators (opset 13 or later).
 
     Args:

@@ -66,7 +66,5 @@ def _range_notes(match: Match) -> Iterable[str]:
         for end, where in ((valid.below, "below"), (valid.above, "above"))
         if end is not None
     ]
-    yield (
-        f"valid_tokens: the unfused graph is the rule for {span} and {' and '.join(ends)}; "
-        "the fused node is right beyond"
-    )
+    fused = "fixed to it" if valid.low == valid.high else "right beyond"
+    yield f"valid_tokens: the unfused graph is the rule for {span} and {' and '.join(ends)}; the fused node is {fused}"

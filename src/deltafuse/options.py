@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
+
+from deltafuse.errors import UserError
 
 Form = Literal["chunk", "recurrent"]
 Operator = Literal["cgdr", "rgdr"]
@@ -92,3 +94,18 @@ class FuseOptions:
     dry_run: bool = False
     timeout: float = DEFAULT_TIMEOUT
     extract: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what the command line would: a choice that is none, a pin without a size.
+
+        Raises:
+            UserError: ``usage``.
+        """
+        choices = {"form": Form, "op": Operator, "record": RecordMode, "boundary": Boundary}
+        for name, choice in choices.items():
+            value, known = getattr(self, name), get_args(choice)
+            if value not in known and not (value is None and name != "record"):
+                raise UserError("usage", f"{name}={value!r} is none of {', '.join(map(repr, known))}")
+        for symbol, size in self.pins:
+            if type(size) is not int or size < 1:
+                raise UserError("usage", f"pins: {symbol!r} to {size!r}: a size is a whole number of 1 or more")

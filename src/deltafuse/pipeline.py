@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from deltafuse import classes, edits, files, patterns, record, splice, targets
+from deltafuse import classes, edits, files, outcome, patterns, record, splice, targets
 from deltafuse.adjusting import Adjustments, adjust
-from deltafuse.dims import Dim
 from deltafuse.emitted import prove_emitted
-from deltafuse.external import data_files, missing_notes
 from deltafuse.extract import extract_sites
 from deltafuse.finder import Finder
-from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
-from deltafuse.match import FuseReport, Match, NoMatch, Plan, SiteReport
+from deltafuse.match import FuseReport, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
+from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
-from deltafuse.reasons import TEXTS, Reason
+from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
 from deltafuse.sites import Site, prove_sites
-from deltafuse.targets.base import Target, TargetOptions
+from deltafuse.targets.base import Target
 from deltafuse.trial import Trial
 from deltafuse.wire import Model, scan
-
-TEXTS.update(
-    {
-        "already-fused": "the model holds {count} fused nodes already; undo them with fuse rollback",
-        "batch-one-only": "the site is right for a batch of one only and this target leaves the batch free; "
-        "export the model with batch 1",
-        "left-out": "the site is the rule and was left out by {option}",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -103,7 +91,10 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
         plans, reports = _plan(options, clock, worker, found, target)
     draft, reports = _draft(options, clock, found, plans, reports, target)
     report = _report(options, found, draft, reports, clock)
-    if report.exit == 0 and options.output is not None and not options.dry_run:
+    report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
+    if report.exit:
+        report = replace(report, sites=outcome.shown(reports))
+    elif options.output is not None and not options.dry_run:
         report = _write(options.output, options, clock, found, draft, report)
     return replace(report, seconds=clock.seconds)
 
@@ -120,8 +111,7 @@ def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
     if options.extract is not None:
         extracted = extract_sites(options.extract, found.model, found.shapes, draft.plans)
     report = _report(options, found, draft, reports, clock)
-    shown = tuple(replace(site, status="match") if site.status == "fused" else site for site in reports)
-    return replace(report, sites=shown, extracted=extracted, seconds=clock.seconds)
+    return replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
 
 
 def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
@@ -152,57 +142,22 @@ def _plan(
     errors: dict[tuple[bytes, str], float] = {}
     opset = found.model.opset_imports.get("", 17)
     notes_on = Notes(found.model)
+    check_names(options, (site.name for site in found.sites))
     with clock.stage("planning"):
         for site in found.sites:
-            planned = _plan_site(options, target, site, opset)
+            planned = plan_site(options, target, site, opset)
             if isinstance(planned, SiteReport):
                 reports.append(planned)
                 continue
             key = (planned.match.class_key, planned.op)
             if key not in errors:
-                errors[key] = prove_emitted(planned, found.trials[planned.match.class_key], worker, opset)
+                trial, tokens = found.trials[planned.match.class_key], pinned_tokens(options, planned.match.dims.tokens)
+                errors[key] = prove_emitted(planned, trial, worker, opset, tokens)
             match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
             plans.append(replace(planned, match=match))
             notes = (*match.notes, *planned.notes, *notes_on.of(match))
             reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes)))
     return tuple(plans), tuple(reports)
-
-
-def _plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> Plan | SiteReport:
-    """The plan of one site, or the report of why there is none."""
-    if isinstance(site, NoMatch):
-        return SiteReport(
-            site.name, "near-miss" if site.near_miss else "refused", None, None, site.reason, (), site.nodes
-        )
-    option = _left_out(options, site)
-    if option:
-        return SiteReport(
-            site.name, "match", site, None, Reason("left-out", {"option": option}), site.notes, len(site.nodes)
-        )
-    literal = _literal(options, site.dims.tokens)
-    chosen = (options.op, options.allow_bf16_to_fp16, options.pin, literal, options.boundary, options.signature)
-    plan = target.plan(site, TargetOptions(*chosen, opset))
-    if site.one_sequence and isinstance(plan, Plan) and not plan.pins:
-        plan = Reason("batch-one-only")
-    if isinstance(plan, Reason):
-        return SiteReport(site.name, "refused", site, None, plan, site.notes, len(site.nodes))
-    return plan
-
-
-def _left_out(options: FuseOptions, match: Match) -> str:
-    """The option that leaves a site out, "" where none does."""
-    if options.form is not None and match.form != options.form:
-        return "--form"
-    if options.sites and not any(fnmatchcase(match.name, glob) for glob in options.sites):
-        return "--sites"
-    if any(fnmatchcase(match.name, glob) for glob in options.skip_sites):
-        return "--skip-sites"
-    return ""
-
-
-def _literal(options: FuseOptions, tokens: Dim) -> int | None:
-    """The token count that the user pins, None where it stays free."""
-    return None if isinstance(tokens, int) else dict(options.pins).get(str(tokens))
 
 
 def _draft(
@@ -262,32 +217,10 @@ def _report(
         nodes_after=after,
         sites=reports,
         pinned=() if draft.changes.pins is None else draft.changes.pins.pinned,
-        notes=(*_notes(found, reports), *_missing_data(found.file)),
+        notes=outcome.notes(found.file, reports, found.anchors),
         seconds=clock.seconds,
-        exit=_exit(options, reports),
+        exit=outcome.exit_code(options, reports),
     )
-
-
-def _notes(found: _Found, reports: Sequence[SiteReport]) -> tuple[str, ...]:
-    if reports:
-        return ()
-    graph = found.model.graph
-    fused = len(fused_nodes(graph, range(len(graph.op))))
-    if fused:
-        return (f"already-fused: {Reason('already-fused', {'count': fused}).text}",)
-    return (f"no site: {found.anchors} exponentials of data were looked at, none is the decay of a rule",)
-
-
-def _missing_data(model: Model) -> tuple[str, ...]:
-    return missing_notes({name: 0 if path.is_file() else None for name, path in data_files(model).items()})
-
-
-def _exit(options: FuseOptions, reports: Sequence[SiteReport]) -> int:
-    statuses = {report.status for report in reports}
-    if not statuses & {"fused", "refused"}:
-        return 3
-    blocked = bool(statuses & {"refused", "near-miss"}) or (options.strict and any(report.notes for report in reports))
-    return 4 if "fused" not in statuses or (blocked and not options.keep_going) else 0
 
 
 def _write(

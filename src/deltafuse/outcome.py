@@ -1,0 +1,75 @@
+"""What a run comes to: its exit code, and what is to be said of the model as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from deltafuse.external import data_files, missing_notes
+from deltafuse.fused import fused_nodes
+from deltafuse.match import SiteReport
+from deltafuse.options import FuseOptions
+from deltafuse.planning import unchosen
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.wire import Model
+
+TEXTS["already-fused"] = "the model holds {count} fused nodes already; undo them with fuse rollback"
+
+
+def exit_code(options: FuseOptions, sites: Sequence[SiteReport]) -> int:
+    """0, 3 or 4 as the command exits."""
+    statuses = {site.status for site in sites}
+    if not statuses & {"fused", "refused"}:
+        return 3
+    if "fused" not in statuses:
+        return 4
+    blocked = any(_blocking(options, sites)) or (options.strict and any(site.notes for site in sites))
+    return 4 if blocked and not options.keep_going else 0
+
+
+def _blocking(options: FuseOptions, sites: Sequence[SiteReport]) -> Iterator[str]:
+    """Names of the sites that keep the others from being written."""
+    for site in sites:
+        if site.status in {"refused", "near-miss"} and not unchosen(options, site.name):
+            yield site.name
+
+
+def unwritten(options: FuseOptions, sites: Sequence[SiteReport]) -> tuple[str, ...]:
+    """Why sites that could be fused were not written, and what to do."""
+    fine = sum(site.status == "fused" for site in sites)
+    if not fine:
+        return ()
+    if exit_code(options, sites) == 0:
+        return ("nothing was written: no output was given",) if options.output is None and not options.dry_run else ()
+    names = list(_blocking(options, sites))
+    if names:
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        return (
+            f"nothing was written: {fine} of {len(sites)} sites can be fused and {shown} cannot; "
+            "give --keep-going to write the others, or name those to leave with --skip-sites",
+        )
+    return ("nothing was written: --strict takes the notes for refusals; leave it out to write",)
+
+
+def shown(sites: Sequence[SiteReport]) -> tuple[SiteReport, ...]:
+    """The sites of a run that writes nothing: what would be fused is a match."""
+    return tuple(replace(site, status="match") if site.status == "fused" else site for site in sites)
+
+
+def notes(file: Model, sites: Sequence[SiteReport], anchors: int) -> tuple[str, ...]:
+    """What is to be said of the model as a whole.
+
+    Args:
+        file: the model as it was scanned.
+        sites: all that were found.
+        anchors: operators that were looked at as a possible start of a rule.
+    """
+    missing = missing_notes({name: 0 if path.is_file() else None for name, path in data_files(file).items()})
+    return missing if sites else (_no_site(file, anchors), *missing)
+
+
+def _no_site(file: Model, anchors: int) -> str:
+    fused = len(fused_nodes(file.graph, range(len(file.graph.op))))
+    if fused:
+        return f"already-fused: {Reason('already-fused', {'count': fused}).text}"
+    return f"no site: {anchors} exponentials of data were looked at, none is the decay of a rule"

@@ -1,0 +1,93 @@
+"""Decide for each site what is to become of it: nodes of the target, or a reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from deltafuse.dims import Dim
+from deltafuse.errors import UserError
+from deltafuse.match import Match, NoMatch, Plan, SiteReport
+from deltafuse.options import FuseOptions
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.sites import Site
+from deltafuse.targets.base import Target, TargetOptions
+
+TEXTS.update(
+    {
+        "batch-one-only": "the site is right for a batch of one only and this target leaves the batch free; "
+        "export the model with batch 1",
+        "left-out": "the site is the rule and was left out by {option}",
+        "pin-out-of-range": "--pin {symbol}={size}: the unfused graph is the rule for {valid} tokens only, "
+        "so nothing can be compared at {size}; pin a size within, or drop --pin and read the note on valid_tokens",
+    }
+)
+
+
+def check_names(options: FuseOptions, names: Iterable[str]) -> None:
+    """Raises where ``--sites`` or ``--skip-sites`` names no site, which is a slip of the pen.
+
+    Raises:
+        UserError: ``site-unknown``; the message lists the names there are.
+    """
+    known = sorted(names)
+    for option, globs in (("--sites", options.sites), ("--skip-sites", options.skip_sites)):
+        for glob in globs:
+            if known and not any(fnmatchcase(name, glob) for name in known):
+                raise UserError("site-unknown", f"{option} {glob}: no site has such a name; they are {_list(known)}")
+
+
+def _list(names: list[str], shown: int = 12) -> str:
+    more = f" and {len(names) - shown} more, see fuse inspect" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> Plan | SiteReport:
+    """The plan of one site, or the report of why there is none."""
+    if isinstance(site, NoMatch):
+        return SiteReport(
+            site.name, "near-miss" if site.near_miss else "refused", None, None, site.reason, (), site.nodes
+        )
+    option = _left_out(options, site)
+    if option:
+        return SiteReport(
+            site.name, "match", site, None, Reason("left-out", {"option": option}), site.notes, len(site.nodes)
+        )
+    plan = _out_of_range(options, site)
+    if plan is None:
+        literal = pinned_tokens(options, site.dims.tokens)
+        chosen = (options.op, options.allow_bf16_to_fp16, options.pin, literal, options.boundary, options.signature)
+        plan = target.plan(site, TargetOptions(*chosen, opset))
+    if site.one_sequence and isinstance(plan, Plan) and not plan.pins:
+        plan = Reason("batch-one-only")
+    if isinstance(plan, Reason):
+        return SiteReport(site.name, "refused", site, None, plan, site.notes, len(site.nodes))
+    return plan
+
+
+def unchosen(options: FuseOptions, name: str) -> str:
+    """The option that leaves out a site of this name, "" where none does."""
+    if options.sites and not any(fnmatchcase(name, glob) for glob in options.sites):
+        return "--sites"
+    return "--skip-sites" if any(fnmatchcase(name, glob) for glob in options.skip_sites) else ""
+
+
+def _left_out(options: FuseOptions, match: Match) -> str:
+    if options.form is not None and match.form != options.form:
+        return "--form"
+    return unchosen(options, match.name)
+
+
+def pinned_tokens(options: FuseOptions, tokens: Dim) -> int | None:
+    """The token count that the user pins, None where it stays as it is."""
+    return None if isinstance(tokens, int) else dict(options.pins).get(str(tokens))
+
+
+def _out_of_range(options: FuseOptions, match: Match) -> Reason | None:
+    size, valid = pinned_tokens(options, match.dims.tokens), match.valid_tokens
+    if size is None or valid is None:
+        return None
+    if (size < valid.low and valid.below is not None) or (size > valid.high and valid.above is not None):
+        span = str(valid.low) if valid.low == valid.high else f"{valid.low} to {valid.high}"
+        return Reason("pin-out-of-range", {"symbol": str(match.dims.tokens), "size": size, "valid": span})
+    return None
