@@ -25,7 +25,7 @@ from deltafuse.shapes import Shapes
 from deltafuse.sites import Site, prove_sites
 from deltafuse.targets.base import Target
 from deltafuse.trial import Trial
-from deltafuse.wire import Model, scan
+from deltafuse.wire import Model, no_garbage_collection, scan
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class _Clock:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 3)
 
 
+@no_garbage_collection()
 def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     """Fuses a model; see `FuseOptions`. Nothing is written unless the report's exit is 0.
 
@@ -99,6 +100,7 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     return replace(report, seconds=clock.seconds)
 
 
+@no_garbage_collection()
 def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
     """Finds, proves and plans, and writes nothing but what ``--extract`` asks for."""
     clock = _Clock(progress)

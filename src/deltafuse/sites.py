@@ -68,7 +68,7 @@ def _signature(model: Model, shapes: Shapes, candidate: Candidate) -> tuple[byte
     sizes = dict(candidate.sizes)
     local: dict[int, int] = {0: 0}
     values = [0]
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     wiring = array("i")
     ops: list[str] = []
 
@@ -84,23 +84,30 @@ def _signature(model: Model, shapes: Shapes, candidate: Candidate) -> tuple[byte
     for value in candidate.roots:
         number(value)
         parts.append(f"{shapes.dtype(value)}{[str(dim) for dim in shapes.shape(value) or ()]};".encode())
+    reads, writes, op, domain = graph.node_inputs, graph.node_outputs, graph.op, graph.domain
+    data, attributes = graph.data, graph.attribute_spans.whole
     for node in candidate.nodes:
-        for side in (graph.node_inputs[node], graph.node_outputs[node]):
-            wiring.extend([local[value] if value in local else number(value) for value in side])
-            wiring.append(-1)
-        ops.append(graph.op[node] if not graph.domain[node] else f"{graph.domain[node]}.{graph.op[node]}")
-        parts.append(_attributes(model, node))
+        wiring.extend([local[value] if value in local else number(value) for value in reads[node]])
+        wiring.append(-1)
+        wiring.extend([local[value] if value in local else number(value) for value in writes[node]])
+        wiring.append(-1)
+        ops.append(f"{domain[node]}.{op[node]}" if domain[node] else op[node])
+        if op[node] == "Constant":
+            parts.append(_constant(model, node))
+        else:
+            start, stop = attributes(node)
+            parts.append(data[start:stop])
     wiring.extend([local[value] if value in local else number(value) for value in candidate.frontier])
     parts += [wiring.tobytes(), " ".join(ops).encode()]
     return hashlib.blake2b(b"\0".join(parts)).digest(), values
 
 
-def _attributes(model: Model, node: int) -> bytes:
-    """The attributes of a node; of a constant that lies outside the file, what it holds."""
+def _constant(model: Model, node: int) -> bytes:
+    """The attributes of a Constant; of one that lies outside the file, what it holds."""
     graph = model.graph
-    whole = graph.attribute_spans.whole(node)
-    found = bytes(graph.data[whole[0] : whole[1]])
-    if graph.op[node] == "Constant" and b"location" in found:
+    start, stop = graph.attribute_spans.whole(node)
+    found = bytes(graph.data[start:stop])
+    if b"location" in found:
         head = graph.constant_head(node)
         held = Reason("constant-type") if head is None else read_tensor(model, head)
         if not isinstance(held, Reason):

@@ -23,7 +23,7 @@ from deltafuse.protobuf import LENGTH, VARINT, OverrunError, WireError, fields
 from deltafuse.scanner import Declaration, Scanner
 from deltafuse.tensors import TensorHead, read_tensor, text_entry
 
-__all__ = ["Declaration", "Model", "Part", "read_tensor", "scan", "scan_body"]
+__all__ = ["Declaration", "Model", "Part", "no_garbage_collection", "read_tensor", "scan", "scan_body"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def scan(path: Path) -> Model:
         UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``.
     """
     view = _map(path)
-    with _no_garbage_collection():
+    with no_garbage_collection():
         try:
             top = _scan_top(view)
             return _scan_graphs(path, view, top)
@@ -147,8 +147,8 @@ def _map(path: Path) -> memoryview:
 
 
 @contextmanager
-def _no_garbage_collection() -> Generator[None]:
-    # hundreds of thousands of tuples are made and none is garbage: the collector would walk them again and again
+def no_garbage_collection() -> Generator[None]:
+    """Hundreds of thousands of tuples are made and none is garbage: the collector would walk them again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
