@@ -39,6 +39,22 @@ def test_a_lasting_decay_leaves_something_of_the_first_token(tokens: int) -> Non
     assert np.exp(g.sum(1)).min() > 1e-5
 
 
+@pytest.mark.parametrize("key_dim", [2, 4, 16, 128])
+@pytest.mark.parametrize("tokens", [3, 100, 640, 4096])
+def test_the_first_state_is_still_felt_after_all_tokens(tokens: int, key_dim: int) -> None:
+    # Not the decay alone forgets: each step of the delta rule replaces what its key reads.
+    (how,) = [how for how in DRAWS if how.lasting]
+    given = draw(how, {**SIZES, "T": tokens, "K": key_dim, "V": 2}, 1, normed=False)
+    left = given.state.astype(np.longdouble)
+    keys = np.repeat(given.key, 2, axis=2)
+    for t in range(tokens):
+        left = left * np.exp(given.g[:, t])[..., None, None]
+        read = np.einsum("bhk,bhkv->bhv", keys[:, t], left)
+        left = left - np.einsum("bhk,bhv->bhkv", given.beta[:, t, :, None] * keys[:, t], read)
+    lost = np.linalg.norm(left, axis=(2, 3)) / np.linalg.norm(given.state, axis=(2, 3))
+    assert lost.min() > 1e-9
+
+
 @pytest.mark.parametrize("how", DRAWS, ids=lambda how: how.name)
 def test_beta_fills_its_range(how: Draw) -> None:
     beta = draw(how, SIZES, 2, normed=False).beta

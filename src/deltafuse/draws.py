@@ -41,7 +41,8 @@ class Draw:
         beta: lowest and highest beta.
         norm: of keys and queries before a norm (used only where the site has one).
         memory: how much of the key before a key keeps.
-        lasting: weaken the decay on many tokens, so that the first one still counts at the last.
+        lasting: weaken decay and beta on many tokens, so that the first one still counts at the last: each step of
+            the delta rule takes a share beta of what the state holds along its key, besides what decays.
     """
 
     name: str
@@ -63,7 +64,7 @@ DRAWS = (
     Draw("any sign of beta, tiny norms", (-3.0, 0.1), 0.0, 1.0, (-1.0, 2.0), 3e-4, memory=0.0),
 )
 
-#: Sum of log decays over all tokens at which the first one still counts.
+#: Loss over all tokens, as a logarithm, at which the first one still counts: for the decay and for the delta rule each.
 _LASTING = 10.0
 
 
@@ -73,8 +74,10 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool) -> Operan
     b, t, n, h, k, v = (sizes[letter] for letter in "BTNHKV")
     norm = how.norm if normed else 1.0
     g = rng.uniform(*how.decay, (b, t, h))
+    beta = rng.uniform(*how.beta, (b, t, h))
     if how.lasting:
         g *= min(1.0, _LASTING / (t * -how.decay[0]))
+        beta *= min(1.0, _LASTING * k / (t * how.beta[1]))
     if how.plunge:
         g[:, t // 2] = how.plunge
     return Operands(
@@ -83,7 +86,7 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool) -> Operan
         * (norm * rng.uniform(0.5, 1.5, (b, t, n, 1)) if normed else 1.0),
         value=rng.standard_normal((b, t, h, v)) * how.scale,
         g=g,
-        beta=rng.uniform(*how.beta, (b, t, h)),
+        beta=beta,
         state=rng.standard_normal((b, h, k, v)) * how.scale,
     )
 
