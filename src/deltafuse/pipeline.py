@@ -87,10 +87,7 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     target = targets.get(options.target)
     if options.output is not None and not options.dry_run:
         files.check_output(options.output, [options.model])
-    with Worker(seconds=options.timeout) as worker:
-        found = _find(options, clock, worker)
-        plans, reports = _plan(options, clock, worker, found, target)
-    draft, reports = _draft(options, clock, found, plans, reports, target)
+    found, draft, reports = _prepare(options, clock, target)
     report = _report(options, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
     if report.exit:
@@ -104,16 +101,20 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
 def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
     """Finds, proves and plans, and writes nothing but what ``--extract`` asks for."""
     clock = _Clock(progress)
-    target = targets.get(options.target)
     extracted: tuple[str, ...] = ()
-    with Worker(seconds=options.timeout) as worker:
-        found = _find(options, clock, worker)
-        plans, reports = _plan(options, clock, worker, found, target)
-    draft, reports = _draft(options, clock, found, plans, reports, target)
+    found, draft, reports = _prepare(options, clock, targets.get(options.target))
     if options.extract is not None:
         extracted = extract_sites(options.extract, found.model, found.shapes, draft.plans)
     report = _report(options, found, draft, reports, clock)
     return replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+
+
+def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, _Draft, tuple[SiteReport, ...]]:
+    """Everything up to the writing, which fuse and inspect share."""
+    with Worker(seconds=options.timeout) as worker:
+        found = _find(options, clock, worker)
+        plans, reports = _plan(options, clock, worker, found, target)
+    return found, *_draft(options, clock, found, plans, reports, target)
 
 
 def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
