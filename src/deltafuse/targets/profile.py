@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
@@ -249,11 +249,6 @@ def literal_tokens(match: Match, options: TargetOptions) -> int | None:
     valid = match.valid_tokens
     # A graph that is right for one size only gets that size written in.
     return valid.low if options.pin and valid is not None and valid.low == valid.high else None
-
-
-def with_boundary(ports: tuple[Port, ...], dtype: int) -> tuple[Port, ...]:
-    """Ports whose type is the boundary's, with it written out."""
-    return tuple(port if port.dtypes else replace(port, dtypes=(dtype,)) for port in ports)
 
 
 def _boundary_roles(match: Match) -> Iterator[tuple[str, Role]]:
