@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from deltafuse.draws import Array
-from deltafuse.patterns import Pattern, Recurrence
+from deltafuse.patterns import Decay, Pattern, Recurrence
 
 
 def recurrence(
@@ -56,6 +56,7 @@ _TEXTS = {
 
 class _GatedDeltaRule:
     name = "gated_delta_rule"
+    decay: Decay = "head"
     anchors = frozenset({"Exp"})
     fence = frozenset({
         "Sigmoid", "Softplus", "Softmax", "Tanh", "Erf", "Relu", "Gelu", "QuickGelu", "Silu", "Swish", "HardSigmoid",

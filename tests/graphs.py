@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from deltafuse import classes, patterns, pipeline
 from deltafuse.finder import Candidate, Finder
-from deltafuse.lowering import fused_type, lower_model
+from deltafuse.fused import kernel, lower_exact
 from deltafuse.match import FuseReport
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.probe import to_double
@@ -149,15 +149,15 @@ def double(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def lowered_double(fused: onnx.ModelProto, report: FuseReport) -> ort.InferenceSession:
-    """A fused model, its Custom nodes as plain operators, in double and with the exact scales."""
+    """A fused model, its fused nodes as plain operators, in double and with the exact scales."""
     scales = {
         node.name: site.match.scale
         for site in report.sites
         if site.match is not None
         for node in fused.graph.node
-        if fused_type(node) and node.name.startswith(f"{site.name}/")
+        if kernel(node) and node.name.startswith(f"{site.name}/")
     }
-    return double(lower_model(fused, scales))
+    return double(lower_exact(fused, scales))
 
 
 def difference(

@@ -332,6 +332,12 @@ def test_a_fault_of_a_custom_node_is_found(fault, tmp_path):
 # declared of the results, one constant for lengths and accepted tokens, a Cast to float16 of what is float16.
 
 
+#: What the reference exporter feeds.
+FED = (
+    "query", "key", "value", "beta", "g", "state", "lengths", "slots", "accepted",
+)  # fmt: skip
+
+
 def exported(op: str, sizes: dict[str, int]) -> onnx.ModelProto:
     tokens, batch = sizes["T"], sizes["B"]
     shapes = {
@@ -355,9 +361,9 @@ def exported(op: str, sizes: dict[str, int]) -> onnx.ModelProto:
     nodes.append(helper.make_node("Constant", [], ["slots"], "slots", value=slots))
     accepted = "lengths" if tokens == batch else "one"
     feeds = {"value": "value_half", "lengths": "lengths", "slots": "slots", "accepted": accepted, "state": "state"}
-    inputs = [feeds.get(operator.inputs[port].role, operator.inputs[port].role) for port in operator.fed()]
+    inputs = [feeds.get(operator.inputs[port].role, operator.inputs[port].role) for port in operator.fed(FED)]
     attributes = {rule.name: rule.value for rule in operator.attributes}
-    attributes |= {"input_index": list(operator.fed()), "scale_value": sizes["K"] ** -0.5, "dtype": HALF}
+    attributes |= {"input_index": list(operator.fed(FED)), "scale_value": sizes["K"] ** -0.5, "dtype": HALF}
     if "output_types" in attributes:
         shape = f"3,-1,{sizes['H']},{sizes['V']},4,-1,{sizes['H']},{sizes['V']},{sizes['K']},"
         attributes |= {"output_types": [42, 42], "outputs_shape": shape}

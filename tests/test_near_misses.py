@@ -20,7 +20,7 @@ NEAR = {
     "nm_decay_floor": ["piecewise"],
     "nm_decay_sign": ["decay-sign"],
     "nm_loop_clamped": ["piecewise"],
-    "nm_loop_early": [],
+    "nm_loop_early": ["not-the-rule"],
     "nm_loop_gated": ["position-gate"],
     "nm_loop_short": ["trip-count"],
     "nm_softmax": [],
@@ -103,9 +103,19 @@ def test_a_difference_below_the_screen_is_still_a_difference(tmp_path: Path) -> 
     assert refusal(tmp_path, *edits) == (3, ["not-equal"])
 
 
-def test_a_decay_per_channel_is_another_rule(tmp_path: Path) -> None:
-    edits = (("float[1,1,4] g", "float[1,1,4,5] g"), ("e2 = Unsqueeze(e1, last)", "e2 = Identity(e1)"))
-    assert refusal(tmp_path, *edits) == (3, ["decay-shape"])
+CHANNELS = (("float[1,1,4] g", "float[1,1,4,5] g"), ("e2 = Unsqueeze(e1, last)", "e2 = Identity(e1)"))
+
+
+def test_a_decay_per_channel_is_a_rule_of_its_own(tmp_path: Path) -> None:
+    # Head sizes of 5 and 3 are none of the recurrent kernel's, and the chunk kernel takes no such decay.
+    assert refusal(tmp_path, *CHANNELS) == (4, ["per-channel-decay"])
+
+
+def test_a_decay_per_channel_is_not_the_gated_rule(tmp_path: Path) -> None:
+    model = graphs.save(graphs.step(*CHANNELS), tmp_path)
+    report = graphs.fuse(model, tmp_path / "out.onnx", rules=("gated_delta_rule",))
+    assert (report.exit, graphs.codes(report)) == (3, ["decay-shape"])
+    assert "1 x 1 x 4 x 5" in report.sites[0].reason.text
 
 
 @pytest.mark.parametrize("value", ["e2", "decayed", "product", "known", "missing", "delta", "update"])

@@ -13,15 +13,22 @@ from deltafuse import patterns
 from deltafuse.errors import UserError
 from deltafuse.reasons import TEXTS, Reason
 
-
-def test_the_shipped_folder_holds_the_gated_delta_rule() -> None:
-    assert (patterns.shipped_folder() / "gated_delta_rule.py").is_file()
-    assert [pattern.name for pattern in patterns.load()] == ["gated_delta_rule"]
+SHIPPED = ["delta_rule", "gated_delta_rule", "kimi_delta_attention"]
 
 
-def test_a_pattern_is_complete() -> None:
-    rule = graphs.pattern()
-    assert "Exp" in rule.anchors
+def test_the_shipped_folder_holds_a_file_for_each_rule() -> None:
+    assert [pattern.name for pattern in patterns.load()] == SHIPPED
+    assert all((patterns.shipped_folder() / f"{name}.py").is_file() for name in SHIPPED)
+
+
+def test_rules_with_a_decay_are_looked_for_first_and_in_the_same_places_together() -> None:
+    families = [[rule.name for rule in family] for family in patterns.families(patterns.load())]
+    assert families == [["gated_delta_rule", "kimi_delta_attention"], ["delta_rule"]]
+
+
+@pytest.mark.parametrize("rule", patterns.load(), ids=lambda rule: rule.name)
+def test_a_pattern_is_complete(rule: patterns.Pattern) -> None:
+    assert rule.anchors & (rule.contractions if rule.decay == "none" else {"Exp"})
     assert {"Sigmoid", "Softplus", "Conv"} <= rule.fence
     assert {"MatMul", "ReduceSum", "Einsum"} <= rule.contractions
     assert rule.least_roots >= 4
@@ -44,15 +51,15 @@ def copy(folder: Path, file: str, change: tuple[str, str]) -> Path:
 def test_a_user_s_folder_comes_beside_the_shipped_one(tmp_path: Path) -> None:
     folder = copy(tmp_path / "mine", "another", ('name = "gated_delta_rule"', 'name = "my_rule"'))
     shutil.copy(folder / "another.py", folder / "_helper.py")
-    assert [pattern.name for pattern in patterns.load([folder])] == ["gated_delta_rule", "my_rule"]
+    assert [pattern.name for pattern in patterns.load([folder])] == [*SHIPPED, "my_rule"]
     assert [pattern.name for pattern in patterns.load([folder], ["my_rule"])] == ["my_rule"]
 
 
 def test_a_user_s_pattern_of_the_same_name_replaces_the_shipped_one(tmp_path: Path) -> None:
     folder = copy(tmp_path / "mine", "anything", ("least_roots = ", "least_roots = 10 + "))
-    (only,) = patterns.load([folder])
-    assert only.least_roots > 10
-    assert only.name == "gated_delta_rule"
+    found = {pattern.name: pattern for pattern in patterns.load([folder])}
+    assert sorted(found) == SHIPPED
+    assert [name for name, pattern in found.items() if pattern.least_roots > 10] == ["gated_delta_rule"]
 
 
 def test_a_user_s_pattern_is_used(tmp_path: Path) -> None:
@@ -68,6 +75,7 @@ def test_its_texts_are_known_once_it_is_loaded(tmp_path: Path) -> None:
     text = """
 class _Rule:
     name = "other"
+    decay = "head"
     anchors = fence = contractions = frozenset()
     least_roots = 1
     neighbours = {}

@@ -97,7 +97,7 @@ def test_grouped_value_heads(name):
 
 def test_a_decay_per_key_channel_is_passed_on():
     site = Site()
-    g = replace(match(site).g, layout="BTHK")
+    g = replace(match(site).g, layout="BTHD")
     plan = targets.get("ort").plan(replace(match(site), g=g), TargetOptions())
     assert isinstance(plan, Plan)
     (reshape,) = (node for node in plan.nodes if attention(plan).input[4] in node.output)

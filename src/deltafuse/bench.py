@@ -114,20 +114,25 @@ def open_bench(
     return session if isinstance(session, Reason) else Bench(worker, session, names, cut, shapes, sizes)
 
 
-def bindings(shapes: Mapping[int, tuple[Dim, ...]], sizes: Mapping[int, tuple[Dim, ...]], g: int) -> Iterator[Binding]:
+def bindings(
+    shapes: Mapping[int, tuple[Dim, ...]],
+    sizes: Mapping[int, tuple[Dim, ...]],
+    gate: int,
+    gates: Sequence[str] = layouts.GATES,
+) -> Iterator[Binding]:
     """Ways to give the symbols numbers: batch 2 before 1, token counts in the order of `TOKENS`.
 
-    Which axis of the log decay is time is not known yet: both readings are tried, and the other operands are taken to
+    Which axis of the gate is time is not known yet: all its layouts are tried, and the other operands are taken to
     have batch and time where it has them.
     """
     known = (*shapes.values(), *sizes.values())
     free = sorted({symbol for shape in known for dim in shape for symbol in symbols(dim)})
     seen: set[tuple[tuple[str, int], ...]] = set()
-    for layout in layouts.GATES:
+    for layout in gates:
         groups = layouts.axes(layout)
-        if len(groups) != len(shapes[g]):
+        if len(groups) != len(shapes[gate]):
             continue
-        tokens_dims, batch_dims = (_dims_at(shapes, g, groups, letter) for letter in "TB")
+        tokens_dims, batch_dims = (_dims_at(shapes, gate, groups, letter) for letter in "TB")
         for tokens in TOKENS if tokens_dims else (None,):
             for batch in (2, 1) if batch_dims else (None,):
                 numbers = _numbers(tokens_dims, tokens, batch_dims, batch, free)
@@ -137,15 +142,15 @@ def bindings(shapes: Mapping[int, tuple[Dim, ...]], sizes: Mapping[int, tuple[Di
                 yield Binding(numbers, batch, tokens, batch_dims, tokens_dims)
 
 
-def _dims_at(shapes: Mapping[int, tuple[Dim, ...]], g: int, groups: Sequence[str], letter: str) -> tuple[Dim, ...]:
-    """The free sizes of one axis, in every operand that has it; none where the log decay's is fixed."""
+def _dims_at(shapes: Mapping[int, tuple[Dim, ...]], gate: int, groups: Sequence[str], letter: str) -> tuple[Dim, ...]:
+    """The free sizes of one axis, in every operand that has it; none where the gate's is fixed."""
     if letter not in groups:
         return ()
     axis = groups.index(letter)
-    own = shapes[g][axis]
+    own = shapes[gate][axis]
     if isinstance(own, int):
         return ()
-    others = [shape[axis] for value, shape in shapes.items() if value != g and len(shape) > axis]
+    others = [shape[axis] for value, shape in shapes.items() if value != gate and len(shape) > axis]
     return tuple(dict.fromkeys([own, *(dim for dim in others if not isinstance(dim, int))]))
 
 

@@ -26,6 +26,8 @@ _PREPARATION = LAYOUT | {
 #: An end that exporters write for "to the end".
 _END = 2**31 - 1
 
+#: No value.
+_NONE = -1
 #: Operators that take a part of one axis.
 _PARTS = frozenset({"Slice", "Gather", "Split"})
 
@@ -101,12 +103,38 @@ class Climber(DecayClimber):
         self._shapes = shapes
 
     def roots(self, entries: Sequence[int], g: int) -> list[int]:
-        """The values that the entries of a core are prepared from, `g` first."""
+        """The values that the entries of a core are prepared from, the log decay `g` first."""
         lengths = frozenset(self._shapes.shape(g) or ())
-        found = self._climb(entries, lambda node: self._is_preparation(node, g, lengths), stop=g)
+        found = self._climb(entries, lambda node: self.is_preparation(node, g, lengths), stop=g)
         return [g, *(value for value in found if value != g)]
 
-    def _is_preparation(self, node: int, g: int, lengths: frozenset[object]) -> bool:
+    def undecayed_roots(self, entries: Sequence[int]) -> list[int]:
+        """The same for a rule without decay."""
+        lengths = self.parted_lengths(entries)
+        return self._climb(entries, lambda node: self.is_preparation(node, _NONE, lengths))
+
+    def parted_lengths(self, entries: Sequence[int]) -> frozenset[object]:
+        """Sizes of the inner axes that are taken apart on the way to some entries: tokens and chunks."""
+        lengths: set[object] = set()
+
+        def passes(node: int) -> bool:
+            graph = self._graph
+            if graph.op[node] in _PARTS:
+                shape, axes = self._shapes.shape(graph.node_inputs[node][0]), self._axes(node)
+                lengths.update(shape[axis] for axis in axes or () if shape and 0 < axis % len(shape) < len(shape) - 1)
+            return graph.op[node] in _PREPARATION and not self._fenced(node)
+
+        self._climb(entries, passes)
+        return frozenset(lengths)
+
+    def is_preparation(self, node: int, g: int, lengths: frozenset[object]) -> bool:
+        """Whether a climb goes on through a node.
+
+        Args:
+            node: where it has come.
+            g: the log decay, -1 where there is none.
+            lengths: sizes that an axis of tokens may have.
+        """
         op = self._graph.op[node]
         if op not in _PREPARATION or self._fenced(node) or self._gated(node):
             return False

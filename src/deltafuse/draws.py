@@ -17,7 +17,8 @@ class Operands:
     Attributes:
         query, key: [B, T, N, K], before any norm, N key heads.
         value: [B, T, H, V].
-        g, beta: [B, T, H].
+        g: [B, T, H], or [B, T, H, K] where the decay has a value per key channel.
+        beta: [B, T, H].
         state: [B, H, K, V].
     """
 
@@ -68,12 +69,20 @@ DRAWS = (
 _LASTING = 10.0
 
 
-def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool) -> Operands:
-    """Draws operands for given sizes (letters as in `deltafuse.layouts`)."""
+def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels: bool = False) -> Operands:
+    """Draws operands for given sizes (letters as in `deltafuse.layouts`).
+
+    Args:
+        how: the kind of operands.
+        sizes: of the letters B, T, N, H, K, V.
+        seed: of the draw.
+        normed: whether the site normalises keys and queries.
+        channels: whether the log decay has a value per key channel.
+    """
     rng = np.random.default_rng(seed)
     b, t, n, h, k, v = (sizes[letter] for letter in "BTNHKV")
     norm = how.norm if normed else 1.0
-    g = rng.uniform(*how.decay, (b, t, h))
+    g = rng.uniform(*how.decay, (b, t, h, k) if channels else (b, t, h))
     beta = rng.uniform(*how.beta, (b, t, h))
     if how.lasting:
         g *= min(1.0, _LASTING / (t * -how.decay[0]))

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
-from deltafuse.bodies import LOOPS, bodies, has_body, is_call
+from deltafuse.anchors import ContractionAnchors, DecayAnchors, contracts_data
+from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
-from deltafuse.climb import Climber, DecayClimber
-from deltafuse.dims import Dim
+from deltafuse.climb import Climber
+from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
@@ -22,6 +24,8 @@ from deltafuse.wire import Model
 
 _JOINED = -2
 _FREE = -1
+#: What a free size is taken for when numbers of elements are compared.
+_ANY = 7
 
 _SCOPE = re.compile(r"(layers?[._]\d+)(?=[._/]|$)")
 
@@ -32,8 +36,8 @@ class Candidate:
 
     Attributes:
         name: from the exporter's scopes where there are any (``layers.3``), else ``site.N``.
-        g: value that all anchors climb to.
-        roots: data values that the core is computed from, `g` first.
+        roots: data values that the core is computed from, the gate first: the log decay that all anchors climb to, or
+            beta of a rule without decay.
         sizes: results of Shape and Size nodes that the site uses, and what they hold. They are inputs of its cut:
             exporters let one layer read the shapes of another's inner values.
         core: nodes that depend on an anchor, ascending.
@@ -42,7 +46,6 @@ class Candidate:
     """
 
     name: str
-    g: int
     roots: tuple[int, ...]
     sizes: tuple[tuple[int, tuple[Dim, ...]], ...]
     core: tuple[int, ...]
@@ -51,39 +54,65 @@ class Candidate:
 
 
 class Finder:
-    """Finds the candidates of one pattern in one graph."""
+    """Finds the candidates of one pattern, or of several with the same anchors and fence, in one graph.
 
-    def __init__(self, model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern) -> None:
+    Args:
+        model: in topological order.
+        kinds: kind of each value.
+        shapes: of the values.
+        pattern: what is looked for.
+        others: candidates of other patterns: their names are taken, and no search without a decay starts in them.
+    """
+
+    def __init__(
+        self, model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, others: Sequence[Candidate] = ()
+    ) -> None:
         graph = model.graph
         self._model = model
         self._graph = graph
         self._kinds = kinds
         self._shapes = shapes
         self._pattern = pattern
+        self._others = others
         self._climber = Climber(graph, kinds, shapes, pattern.fence)
+        self._anchors = (
+            ContractionAnchors(model, kinds, self._climber, pattern, {node for one in others for node in one.nodes})
+            if pattern.decay == "none"
+            else DecayAnchors(model, kinds, self._climber, pattern)
+        )
 
     def find(self) -> Iterator[Candidate]:
         """Candidates in the order of their first anchor.
 
         They come one by one, so that what a proof tells of a site's outputs (their shapes) is known for the next one.
         """
-        anchors = self._anchors()
+        anchors = self._anchors.find()
         if not anchors:
             return
         sites: dict[int, int] = {}
-        for g in anchors.values():
-            sites.setdefault(g, len(sites))
-        colours = self._colour({node: sites[g] for node, g in anchors.items()})
+        for known_by in anchors.values():
+            sites.setdefault(known_by, len(sites))
+        colours = self._colour({node: sites[known_by] for node, known_by in anchors.items()})
         cores: list[list[int]] = [[] for _ in sites]
         for node, colour in enumerate(colours):
             if colour >= 0:
                 cores[colour].append(node)
-        likely = [(g, core) for g, core in zip(sites, cores, strict=True) if self._contracts(core)]
-        names = [self._fresh(name) for name in _names(self._graph, [core for _, core in likely])]
-        for name, (g, core) in zip(names, likely, strict=True):
-            candidate = self._candidate(name, g, core)
+        likely = [(by, core) for by, core in zip(sites, cores, strict=True) if self._contracts(core)]
+        names = _names(self._graph, [core for _, core in likely], [other.name for other in self._others])
+        names = [self._fresh(name) for name in names]
+        for name, (known_by, core) in zip(names, likely, strict=True):
+            candidate = self._candidate(name, known_by, core)
             if candidate is not None:
                 yield candidate
+
+    @property
+    def anchors_are(self) -> str:
+        """What a search starts from, for people."""
+        return "contractions of data with data" if self._pattern.decay == "none" else "exponentials of data"
+
+    def anchors_seen(self) -> int:
+        """How many operators were looked at as a possible start of the rule."""
+        return self._anchors.seen()
 
     def _fresh(self, name: str) -> str:
         """A site's name under which nothing stands in the file yet: an earlier fuse may have left some."""
@@ -100,54 +129,13 @@ class Finder:
         return self._model.mapped.find(f"/{self._pattern.name}".encode()) >= 0
 
     def _contracts(self, core: list[int]) -> bool:
-        graph = self._graph
-        return any(graph.op[node] in self._pattern.contractions or has_body(self._model, graph, node) for node in core)
-
-    def anchors_seen(self) -> int:
-        """How many operators were looked at as a possible start of the rule."""
-        kinds, graph = self._kinds, self._graph
-        return sum(
-            op in self._pattern.anchors and kinds[graph.node_outputs[node][0]] == Kind.DATA
-            for node, op in enumerate(graph.op)
-        )
-
-    def _anchors(self) -> dict[int, int]:
-        graph = self._graph
-        anchors: dict[int, int] = {}
-        for node, op in enumerate(graph.op):
-            if op in LOOPS or is_call(self._model, graph, node):
-                roots = self._inner_decay(self._model, graph, self._kinds, node)
-            elif self._is_anchor(graph, self._kinds, node):
-                roots = set(self._climber.decay_roots(graph.node_inputs[node][0]))
-            else:
-                continue
-            if len(roots) == 1:
-                anchors[node] = roots.pop()
-        return anchors
-
-    def _is_anchor(self, graph: Graph, kinds: bytearray, node: int) -> bool:
-        if graph.op[node] not in self._pattern.anchors or kinds[graph.node_outputs[node][0]] != Kind.DATA:
-            return False
-        return not _activation(graph, kinds, node)
-
-    def _inner_decay(self, model: Model, graph: Graph, kinds: bytearray, node: int) -> set[int]:
-        """The values around a loop or call that the anchors in its body climb to."""
-        found: set[int] = set()
-        for body in bodies(model, graph, kinds, node):
-            climber = DecayClimber(body.graph, body.kinds, self._pattern.fence)
-            for inner, op in enumerate(body.graph.op):
-                if op in LOOPS or is_call(body.model, body.graph, inner):
-                    reached = self._inner_decay(body.model, body.graph, body.kinds, inner)
-                elif self._is_anchor(body.graph, body.kinds, inner):
-                    reached = set(climber.decay_roots(body.graph.node_inputs[inner][0]))
-                else:
-                    continue
-                reached = {root for value in reached for root in climber.decay_roots(value)}
-                found.update(body.outside(graph, value) for value in reached)
-        found.discard(0)
-        if graph is not self._graph:
-            return found
-        return {root for value in found for root in self._climber.decay_roots(value)}
+        graph, pattern = self._graph, self._pattern
+        if any(has_body(self._model, graph, node) for node in core):
+            return True
+        if pattern.decay == "none":
+            # Attention has one contraction in front of its softmax and one behind it.
+            return sum(contracts_data(graph, self._kinds, node) for node in core) > 1
+        return any(graph.op[node] in pattern.contractions for node in core)
 
     def _colour(self, anchors: dict[int, int]) -> list[int]:
         """Colour of each node: the site whose anchors it depends on, `_FREE`, or `_JOINED` where sites meet."""
@@ -175,19 +163,30 @@ class Finder:
                 value_colours[value] = colour
         return colours
 
-    def _candidate(self, name: str, g: int, core: list[int]) -> Candidate | None:
+    def _candidate(self, name: str, known_by: int, core: list[int]) -> Candidate | None:
         graph, kinds = self._graph, self._kinds
         inside = {value for node in core for value in graph.node_outputs[node]}
         entries = {
             value for node in core for value in graph.reads(node) if value not in inside and kinds[value] == Kind.DATA
         }
-        roots = self._climber.roots(sorted(entries), g)
+        roots = self._roots(sorted(entries), known_by)
         if len(roots) < self._pattern.least_roots:
             return None
         members = set(core)
         frontier = [value for value in sorted(inside) if self._read_outside(value, members)]
         sizes, nodes = self._close(roots, frontier)
-        return Candidate(name, g, tuple(roots), tuple(sizes.items()), tuple(core), tuple(nodes), tuple(frontier))
+        return Candidate(name, tuple(roots), tuple(sizes.items()), tuple(core), tuple(nodes), tuple(frontier))
+
+    def _roots(self, entries: list[int], known_by: int) -> list[int]:
+        """What a core is made of, the gate first: the log decay, or else beta, the root with the fewest numbers."""
+        if self._pattern.decay != "none":
+            return self._climber.roots(entries, known_by)
+        roots = self._climber.undecayed_roots(entries)
+        return sorted(roots, key=self._numbers) if all(self._shapes.shape(root) for root in roots) else roots
+
+    def _numbers(self, root: int) -> int:
+        shape = self._shapes.shape(root) or ()
+        return prod(evaluate(dim, dict.fromkeys(symbols(dim), _ANY)) for dim in shape)
 
     def _read_outside(self, value: int, members: set[int]) -> bool:
         graph, kinds = self._graph, self._kinds
@@ -223,23 +222,12 @@ class Finder:
         }
 
 
-def _activation(graph: Graph, kinds: bytearray, node: int) -> bool:
-    """An exponential inside a written-out softplus or sigmoid: Exp, Add(1), then Log, Reciprocal or Div."""
-    for add in graph.consumers[graph.node_outputs[node][0]]:
-        if graph.op[add] != "Add" or not any(kinds[v] == Kind.CONSTANT for v in graph.node_inputs[add]):
-            continue
-        after = graph.consumers[graph.node_outputs[add][0]]
-        if any(graph.op[reader] in ("Log", "Reciprocal", "Div") for reader in after):
-            return True
-    return False
-
-
-def _names(graph: Graph, cores: Sequence[list[int]]) -> list[str]:
+def _names(graph: Graph, cores: Sequence[list[int]], taken: Sequence[str]) -> list[str]:
     """Names from the exporter's scopes where each site has its own, else ``site.N``."""
     scopes = [_scope(graph, core[0]) for core in cores]
-    if all(scopes) and len(set(scopes)) == len(scopes):
+    if all(scopes) and len({*scopes, *taken}) == len(scopes) + len(taken):
         return scopes
-    return [f"site.{index}" for index in range(len(cores))]
+    return [f"site.{index}" for index in range(len(taken), len(taken) + len(cores))]
 
 
 def _scope(graph: Graph, first: int) -> str:

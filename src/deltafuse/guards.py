@@ -99,7 +99,13 @@ class _Reach:
 
 
 def find_guard(
-    scope: Scope, nodes: Sequence[int], data: Sequence[int], sizes: Collection[int], exempt: Collection[int]
+    scope: Scope,
+    nodes: Sequence[int],
+    data: Sequence[int],
+    sizes: Collection[int],
+    exempt: Collection[int],
+    *,
+    decays: bool = True,
 ) -> Reason | None:
     """Looks for an operator that is not analytic in the data that reaches it, or that hides a choice by size.
 
@@ -109,11 +115,13 @@ def find_guard(
         data: values that vary: the roots, the log decay first.
         sizes: values that hold free sizes.
         exempt: nodes of norms, which are proven otherwise.
+        decays: whether the first root is a log decay, whose exponential is part of the rule.
 
     Returns:
         A Reason that names the first such node, None where there is none.
     """
-    roots = {value: 1 << index for index, value in enumerate(data)}
+    # Bit 0 is the log decay's, where there is one.
+    roots = {value: 1 << index for index, value in enumerate(data, 0 if decays else 1)}
     return _search(scope, nodes, _Reach(roots, measures=set(sizes)), exempt)
 
 

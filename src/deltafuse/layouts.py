@@ -15,6 +15,7 @@ from deltafuse.draws import Array
 
 #: Layouts worth trying for each operand of a rule over tokens and heads.
 GATES = ("BTH", "BHT", "BH", "(BT)H")
+CHANNEL_GATES = ("BTHK", "BHTK", "BHK", "(BT)HK")
 QUERIES = ("BTNK", "BNTK", "BT(NK)", "BNK", "B(NK)", "(BT)NK", "(BT)(NK)")
 VALUES = ("BTHV", "BHTV", "BT(HV)", "BHV", "B(HV)", "(BT)HV", "(BT)(HV)")
 STATES = ("BHKV", "BHVK")

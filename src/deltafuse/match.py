@@ -99,6 +99,7 @@ class Match:
         name: ``layers.3`` from the exporter's scopes, or ``site.N``.
         rule: name of the pattern, e.g. ``gated_delta_rule``.
         form: how it was written: ``chunk``, ``recurrent``, ``loop``, ``scan``, ``function``.
+        g: None where the rule has no decay; with a layout that has K where it has one per key channel.
         state, final_state: None where the state starts at zero / is not read by anything.
         query_norm, key_norm: the norm between the root and the rule, None where there is none.
         scale: factor on the query, e.g. 1/sqrt(key_dim).
@@ -114,7 +115,7 @@ class Match:
     query: Role
     key: Role
     value: Role
-    g: Role
+    g: Role | None
     beta: Role
     state: Role | None
     out: Role
@@ -131,8 +132,13 @@ class Match:
     sizes: tuple[int, ...] = ()
     one_sequence: bool = False
 
+    @property
+    def channel_decay(self) -> bool:
+        """Whether the decay has a value per key channel."""
+        return self.g is not None and bool(set(self.g.layout) & set("KD"))
+
     def operands(self) -> tuple[Role, ...]:
-        """The roles that are read, without a missing state."""
+        """The roles that are read, without a missing state or decay."""
         roles = (self.query, self.key, self.value, self.g, self.beta, self.state)
         return tuple(role for role in roles if role is not None)
 

@@ -31,7 +31,7 @@ class Notes:
             return
         operands = (match.key, match.value, match.g, match.beta)
         for mask in self._masks:
-            if not any(role.value in self._behind[mask] for role in operands):
+            if not any(role and role.value in self._behind[mask] for role in operands):
                 yield _MASK.format(mask=self._graph.name(mask))
 
     @cached_property

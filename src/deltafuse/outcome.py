@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from deltafuse.external import data_files, missing_notes
 from deltafuse.fused import fused_nodes
-from deltafuse.match import SiteReport
+from deltafuse.match import Match, SiteReport
 from deltafuse.options import FuseOptions
+from deltafuse.patterns import Pattern
 from deltafuse.planning import unchosen
+from deltafuse.prover import REFUSALS
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.sites import Site
 from deltafuse.wire import Model
 
 TEXTS["already-fused"] = "the model holds {count} fused nodes already; undo them with fuse rollback"
@@ -56,20 +59,33 @@ def shown(sites: Sequence[SiteReport]) -> tuple[SiteReport, ...]:
     return tuple(replace(site, status="match") if site.status == "fused" else site for site in sites)
 
 
-def notes(file: Model, sites: Sequence[SiteReport], anchors: int) -> tuple[str, ...]:
+def worth_telling(found: Sequence[Site], family: Sequence[Pattern], before: Sequence[Site]) -> Sequence[Site]:
+    """The sites of one search that a user wants to hear of.
+
+    Contractions of data with data are in many a layer that is no rule: where other sites are there, only those are
+    told that are a rule or a known neighbour of one.
+    """
+    if family[0].decay != "none" or not any(isinstance(site, Match) for site in (*before, *found)):
+        return found
+    telling = {*REFUSALS, *(code for rule in family for code in rule.neighbours)}
+    return [site for site in found if isinstance(site, Match) or site.reason.code in telling]
+
+
+def notes(file: Model, sites: Sequence[SiteReport], anchors: Mapping[str, int]) -> tuple[str, ...]:
     """What is to be said of the model as a whole.
 
     Args:
         file: the model as it was scanned.
         sites: all that were found.
-        anchors: operators that were looked at as a possible start of a rule.
+        anchors: how many operators of each kind were looked at as a possible start of a rule.
     """
     missing = missing_notes({name: 0 if path.is_file() else None for name, path in data_files(file).items()})
     return missing if sites else (_no_site(file, anchors), *missing)
 
 
-def _no_site(file: Model, anchors: int) -> str:
+def _no_site(file: Model, anchors: Mapping[str, int]) -> str:
     fused = len(fused_nodes(file.graph, range(len(file.graph.op))))
     if fused:
         return f"already-fused: {Reason('already-fused', {'count': fused}).text}"
-    return f"no site: {anchors} exponentials of data were looked at, none is the decay of a rule"
+    looked = " and ".join(f"{count} {what}" for what, count in anchors.items())
+    return f"no site: {looked} were looked at, none is part of a rule"

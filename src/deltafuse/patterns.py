@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from deltafuse.draws import Array
 from deltafuse.errors import UserError
 from deltafuse.reasons import TEXTS
+
+#: What the log decay is one number of: a head and token, a head, token and key channel; or there is no decay.
+Decay = Literal["head", "channel", "none"]
 
 
 class Pattern(Protocol):
@@ -17,7 +20,9 @@ class Pattern(Protocol):
 
     Attributes:
         name: the rule's name.
-        anchors: op_types the search starts from.
+        decay: what the log decay is one number of.
+        anchors: op_types the search starts from: exponentials of the log decay; contractions of data with data where
+            there is no decay.
         fence: op_types that are never inside the rule or its preparation: activations.
         contractions: op_types of which the core has at least one.
         least_roots: operands the rule has at least (without a state).
@@ -26,6 +31,7 @@ class Pattern(Protocol):
     """
 
     name: str
+    decay: Decay
     anchors: frozenset[str]
     fence: frozenset[str]
     contractions: frozenset[str]
@@ -42,7 +48,7 @@ class Pattern(Protocol):
             query: [B, T, H, key_dim], heads already repeated.
             key: as query.
             value: [B, T, H, value_dim].
-            g: log decay [B, T, H].
+            g: log decay [B, T, H], [B, T, H, key_dim] with a decay per channel, zeros [B, T, H] without decay.
             beta: [B, T, H].
             state: [B, H, key_dim, value_dim].
 
@@ -94,6 +100,18 @@ def load(folders: Sequence[Path] = (), names: Sequence[str] | None = None) -> tu
     return tuple(pattern for name, pattern in found.items() if names is None or name in names)
 
 
+def families(rules: Sequence[Pattern]) -> tuple[tuple[Pattern, ...], ...]:
+    """Rules that are looked for in the same places, together: a candidate is proven to be the first that it is.
+
+    Rules with a decay come first: what they were looked for in is no place to look for one without.
+    """
+    groups: dict[tuple[object, ...], list[Pattern]] = {}
+    for rule in sorted(rules, key=lambda rule: _ORDER.index(rule.decay)):
+        places = (rule.decay == "none", rule.anchors, rule.fence, rule.contractions, rule.least_roots)
+        groups.setdefault(places, []).append(rule)
+    return tuple(tuple(group) for group in groups.values())
+
+
 def _load(path: Path) -> Pattern:
     spec = importlib.util.spec_from_file_location(f"deltafuse_pattern_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -112,4 +130,5 @@ def _load(path: Path) -> Pattern:
     return cast("Pattern", pattern)
 
 
-_MEMBERS = ("name", "anchors", "fence", "contractions", "least_roots", "neighbours", "texts", "recurrence")
+_ORDER: tuple[Decay, ...] = ("head", "channel", "none")
+_MEMBERS = ("name", "decay", "anchors", "fence", "contractions", "least_roots", "neighbours", "texts", "recurrence")

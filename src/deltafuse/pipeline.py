@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from deltafuse import classes, edits, files, outcome, patterns, record, splice, 
 from deltafuse.adjusting import Adjustments, adjust
 from deltafuse.emitted import prove_emitted
 from deltafuse.extract import extract_sites
-from deltafuse.finder import Finder
+from deltafuse.finder import Candidate, Finder
 from deltafuse.graph import Graph
 from deltafuse.match import FuseReport, Plan, SiteReport
 from deltafuse.notes import Notes
@@ -37,7 +37,7 @@ class _Found:
         model: the same in topological order.
         order: number in the file of each node of `model`, None where they are the same.
         trials: what each class of sites was proven with.
-        anchors: operators that were looked at as a possible start of a rule.
+        anchors: how many operators of each kind were looked at as a possible start of a rule.
     """
 
     file: Model
@@ -46,7 +46,7 @@ class _Found:
     shapes: Shapes
     sites: tuple[Site, ...]
     trials: Mapping[bytes, Trial]
-    anchors: int
+    anchors: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,24 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
         shapes = Shapes(model)
     sites: list[Site] = []
     trials: dict[bytes, Trial] = {}
-    anchors = 0
-    for rule in rules:
+    candidates: list[Candidate] = []
+    anchors: dict[str, int] = {}
+    for family in patterns.families(rules):
         with clock.stage("finding and proving"):
-            finder = Finder(model, kinds, shapes, rule)
-            anchors += finder.anchors_seen()
-            more, proven = prove_sites(model, kinds, shapes, rule, worker, finder.find(), clock.progress.note)
-        sites += more
+            finder = Finder(model, kinds, shapes, family[0], tuple(candidates))
+            found = _kept(finder.find(), candidates)
+            more, proven = prove_sites(model, kinds, shapes, family, worker, found, clock.progress.note)
+            if not sites:
+                anchors[finder.anchors_are] = finder.anchors_seen()
+        sites += outcome.worth_telling(more, family, sites)
         trials.update(proven)
     return _Found(file, model, order, shapes, tuple(sites), trials, anchors)
+
+
+def _kept(candidates: Iterator[Candidate], into: list[Candidate]) -> Iterator[Candidate]:
+    for candidate in candidates:
+        into.append(candidate)
+        yield candidate
 
 
 def _plan(

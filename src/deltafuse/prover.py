@@ -20,7 +20,7 @@ from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice, cut_model
 from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.roles import Assignment
+from deltafuse.roles import Assignment, gate_layouts
 from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search, why_not
 from deltafuse.shapes import Shapes
@@ -34,14 +34,14 @@ TEXTS.update(
         "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}); "
         "it is not the rule",
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
-        "decay-shape": "the log decay has the shape {shape}, not one number per token and head: a decay per channel "
-        "(Kimi Delta Attention, Gated DeltaNet-2) is another rule",
+        "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule",
     }
 )
 
 #: Reasons of a site that is the rule but cannot be taken out of its graph.
 REFUSALS = frozenset({"inner-value-used", "not-convex", "no-output"})
 
+_WANTED = {"head": "token and head", "channel": "token, head and key channel", "none": "token and head"}
 #: Reasons after which operands lower down are tried.
 _UNREAD = frozenset({"not-the-rule", "not-equal", "dims-unknown"})
 
@@ -80,7 +80,7 @@ def prove(
     """Proves one candidate; every step that fails ends with its reason."""
     chains = region.exits(model.graph, candidate)
     first: Reason | None = None
-    for reading in readings(model, kinds, shapes, worker, candidate):
+    for reading in readings(model, kinds, shapes, worker, candidate, pattern.decay):
         setting = Setting(model, kinds, shapes, pattern, worker, candidate, reading, chains)
         outcome = _prove_reading(setting)
         if not isinstance(outcome, Reason):
@@ -129,7 +129,8 @@ def _prove_on(setting: Setting, bench: Bench) -> Proven | Reason:
     stuck: Reason | None = None
     odd: _Odd | None = None
     runs: list[tuple[Binding, bool]] = []
-    for binding in chain(bindings(bench.shapes, bench.sizes, gate), _smallest_running(setting, bench, runs)):
+    usual = bindings(bench.shapes, bench.sizes, gate, gate_layouts(setting.pattern.decay))
+    for binding in chain(usual, _smallest_running(setting, bench, runs)):
         tried = _attempt(setting, bench, binding)
         if isinstance(tried, Fit):
             return _conclude(setting, bench, tried, binding)
@@ -144,7 +145,8 @@ def _prove_on(setting: Setting, bench: Bench) -> Proven | Reason:
         return guard if guard is not None and piecewise else why_not(setting, odd.feeds, odd.ran)
     if stuck is not None:
         return stuck
-    return Reason("decay-shape", {"shape": " x ".join(map(str, bench.shapes[gate]))})
+    shape = " x ".join(map(str, bench.shapes[gate]))
+    return Reason("decay-shape", {"shape": shape, "wanted": _WANTED[setting.pattern.decay]})
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class _Odd:
 
 
 def _attempt(setting: Setting, bench: Bench, binding: Binding) -> Fit | _Odd | Reason:
-    feeds = search_feeds(bench, setting.roots, setting.roots[0], binding.numbers)
+    feeds = search_feeds(bench, setting.roots, binding.numbers, setting.pattern.decay)
     ran = bench.run(feeds, binding.numbers)
     if isinstance(ran, Reason):
         return ran
@@ -178,7 +180,7 @@ def _smallest_running(setting: Setting, bench: Bench, runs: Sequence[tuple[Bindi
         binding = start.at(tokens, start.batch)
         if binding is None:
             return True
-        feeds = search_feeds(bench, setting.roots, setting.roots[0], binding.numbers)
+        feeds = search_feeds(bench, setting.roots, binding.numbers, setting.pattern.decay)
         return isinstance(bench.run(feeds, binding.numbers), Reason)
 
     outcomes = {binding.tokens or 0: ran for binding, ran in runs if binding.batch == start.batch}
@@ -202,7 +204,8 @@ def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int]) -> Reas
     scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
     nodes, _ = backward_slice(graph, inputs, ends)
     sizes = [value for value, dims in setting.candidate.sizes if not all(isinstance(dim, int) for dim in dims)]
-    return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt)
+    decays = setting.pattern.decay != "none"
+    return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt, decays=decays)
 
 
 def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Proven | Reason:

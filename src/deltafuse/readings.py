@@ -15,6 +15,7 @@ from deltafuse.classes import Kind
 from deltafuse.finder import Candidate
 from deltafuse.match import Norm
 from deltafuse.norms import prove_norm, take_norm
+from deltafuse.patterns import Decay
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model
@@ -49,13 +50,17 @@ class _Path:
     nodes: tuple[int, ...]
 
 
-def readings(model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate) -> Iterator[Reading]:
+def readings(
+    model: Model, kinds: bytearray, shapes: Shapes, worker: Worker, candidate: Candidate, decay: Decay
+) -> Iterator[Reading]:
     """The ways to cut a candidate, best first; the same one never twice."""
     paths = [_path(model, kinds, shapes, worker, candidate, root) for root in candidate.roots]
     tried: set[tuple[int, ...]] = set()
     for operators in (frozenset[str](), _REPEATS, _FACTORS, _REPEATS | _FACTORS):
-        # The log decay stays where it is: lower down it would be another rule's.
-        starts = [candidate.roots[0], *(_start(model, shapes, path, operators) for path in paths[1:])]
+        starts = [_start(model, shapes, path, operators) for path in paths]
+        if decay != "none":
+            # The log decay stays where it is: lower down it would be another rule's.
+            starts[0] = candidate.roots[0]
         if tuple(starts) in tried:
             continue
         tried.add(tuple(starts))

@@ -11,7 +11,7 @@ import numpy as np
 from deltafuse import layouts
 from deltafuse.draws import Array, Operands
 from deltafuse.match import Norm
-from deltafuse.patterns import Recurrence
+from deltafuse.patterns import Decay, Recurrence
 from deltafuse.rule import Preparation, first_tokens, project, relative, run_rule
 
 #: A wrong assignment differs by far more, a right one by rounding in double; what passes is proven at 1e-12 after.
@@ -37,6 +37,11 @@ class Assignment:
     norms: Mapping[int, Norm] = field(default_factory=dict[int, Norm])
     scale: float = 1.0
 
+    @property
+    def channels(self) -> bool:
+        """Whether the log decay has a value per key channel."""
+        return "K" in self.layouts.get("g", "")
+
     def preparation(self) -> Preparation:
         """What the recurrence needs to know beside the operands."""
         return Preparation(
@@ -46,18 +51,22 @@ class Assignment:
     def read(self, feeds: Mapping[int, Array]) -> Operands:
         """The operands that some feeds of the cut are."""
         plain = {
-            role: layouts.unpack(feeds[value], self.layouts[role], _ORDERS[role], self.sizes)
+            role: layouts.unpack(feeds[value], self.layouts[role], self._order(role), self.sizes)
             for role, value in self.values.items()
         }
-        b, h, k, v = (self.sizes[letter] for letter in "BHKV")
-        return Operands(**{"state": np.zeros((b, h, k, v)), **plain})
+        b, t, h, k, v = (self.sizes[letter] for letter in "BTHKV")
+        # What a rule does not have is zero.
+        return Operands(**{"state": np.zeros((b, h, k, v)), "g": np.zeros((b, t, h)), **plain})
 
     def write(self, operands: Operands) -> dict[int, Array]:
         """The feeds of the cut for some operands."""
         return {
-            value: layouts.pack(getattr(operands, role), _ORDERS[role], self.layouts[role])
+            value: layouts.pack(getattr(operands, role), self._order(role), self.layouts[role])
             for role, value in self.values.items()
         }
+
+    def _order(self, role: str) -> str:
+        return "BTHK" if role == "g" and self.channels else _ORDERS[role]
 
 
 _ORDERS = {"query": "BTNK", "key": "BTNK", "value": "BTHV", "g": "BTH", "beta": "BTH", "state": "BHKV"}
@@ -72,17 +81,34 @@ class Explained:
     finals: Mapping[int, str]
 
 
-def assignments(feeds: Mapping[int, Array], g: int, norms: Mapping[int, Norm]) -> Iterator[Assignment]:
-    """All readings of the roots that sizes allow, likely ones first."""
-    others = [value for value in feeds if value != g]
-    for g_layout, sizes in layouts.fits(layouts.GATES, feeds[g].shape, {}):
-        if "T" not in "".join(layouts.axes(g_layout)):
+def assignments(
+    feeds: Mapping[int, Array], gate: int, norms: Mapping[int, Norm], decay: Decay = "head"
+) -> Iterator[Assignment]:
+    """All readings of the roots that sizes allow, likely ones first.
+
+    Args:
+        feeds: root -> what it was in a run.
+        gate: the root that is the log decay, or beta of a rule without decay.
+        norms: see `Assignment`.
+        decay: what the log decay is one number of.
+    """
+    others = [value for value in feeds if value != gate]
+    for layout, sizes in layouts.fits(gate_layouts(decay), feeds[gate].shape, {}):
+        if "T" not in "".join(layouts.axes(layout)):
             sizes = {**sizes, "T": 1}
+        if decay == "none":
+            yield from _with_state(Assignment({"beta": gate}, {"beta": layout}, sizes, norms), feeds, others)
+            continue
         for beta in others:
             rest = [value for value in others if value != beta]
             for beta_layout, _ in layouts.fits(layouts.GATES, feeds[beta].shape, sizes):
-                start = Assignment({"g": g, "beta": beta}, {"g": g_layout, "beta": beta_layout}, sizes, norms)
+                start = Assignment({"g": gate, "beta": beta}, {"g": layout, "beta": beta_layout}, sizes, norms)
                 yield from _with_state(start, feeds, rest)
+
+
+def gate_layouts(decay: Decay) -> tuple[str, ...]:
+    """The layouts that a rule's gate may have."""
+    return layouts.CHANNEL_GATES if decay == "channel" else layouts.GATES
 
 
 def _with_state(start: Assignment, feeds: Mapping[int, Array], rest: Sequence[int]) -> Iterator[Assignment]:

@@ -26,8 +26,8 @@ TEXTS.update(
     }
 )
 
-#: Operands of the rule: query, key, value, g, beta, state.
-_OPERANDS = 6
+
+_OPERANDS = ("query", "key", "value", "g", "beta", "state")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Setting:
 
     @property
     def roots(self) -> tuple[int, ...]:
-        """Values to cut at, the log decay first."""
+        """Values to cut at, the gate first: the log decay, or beta of a rule without decay."""
         return self.reading.roots
 
 
@@ -87,14 +87,17 @@ def _assignments(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assig
     What follows the rule without a weight between (an output gate) brings roots of its own.
     """
     gate, norms = setting.roots[0], setting.reading.norms
-    yield from assignments(feeds, gate, norms)
-    if len(setting.roots) <= _OPERANDS:
+    decay = setting.pattern.decay
+    most = len(_OPERANDS) - (decay == "none")
+    yield from assignments(feeds, gate, norms, decay)
+    if len(setting.roots) <= most:
         return
     needed = region.needed_roots(setting.model.graph, setting.candidate.nodes, setting.roots)
     offered = {needed.get(value, frozenset[int]()) for chain in setting.chains.values() for value in chain}
     for roots in sorted(offered, key=lambda found: (-len(found), sorted(found))):
-        if len(roots) <= _OPERANDS and gate in roots:
-            yield from assignments({value: feeds[value] for value in setting.roots if value in roots}, gate, norms)
+        if len(roots) <= most and gate in roots:
+            chosen = {value: feeds[value] for value in setting.roots if value in roots}
+            yield from assignments(chosen, gate, norms, decay)
 
 
 def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:

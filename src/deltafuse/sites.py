@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from deltafuse import layouts, prover, region
+from deltafuse.anchors import contracts_data
 from deltafuse.bodies import is_call
 from deltafuse.dims import Dim
 from deltafuse.finder import Candidate
@@ -23,43 +24,64 @@ from deltafuse.worker import Worker
 
 Site = Match | NoMatch
 
+#: Reason of a candidate whose gate has the shape of another rule's.
+_OTHER_SHAPE = "decay-shape"
+
 
 def prove_sites(
     model: Model,
     kinds: bytearray,
     shapes: Shapes,
-    pattern: Pattern,
+    rules: Sequence[Pattern],
     worker: Worker,
     candidates: Iterable[Candidate],
     advance: Callable[[str], None],
 ) -> tuple[tuple[Site, ...], dict[bytes, Trial]]:
     """Proves candidates in order; sites whose cuts and cut inputs are equal share one proof.
 
-    Each output of a proven site is told to `shapes`, so that the sizes behind it are known for the next site.
+    A candidate is the first of some rules that it is proven to be. Each output of a proven site is told to `shapes`,
+    so that the sizes behind it are known for the next site.
 
     Returns:
         The sites, and by class key the trial that each class was proven with.
     """
     trials: dict[bytes, Trial] = {}
-    known: dict[bytes, tuple[Proven | Reason, str, list[int]]] = {}
+    known: dict[bytes, tuple[Proven | Reason, Pattern, str, list[int]]] = {}
     sites: list[Site] = []
     for candidate in candidates:
         advance(candidate.name)
         key, values = _signature(model, shapes, candidate)
         shared: str | None = None
         if key in known:
-            outcome, shared, first = known[key]
+            outcome, rule, shared, first = known[key]
             outcome = _carry(outcome, dict(zip(first, values, strict=True)))
         else:
-            outcome = prove(model, kinds, shapes, pattern, worker, candidate)
-            known[key] = (outcome, candidate.name, values)
+            outcome, rule = _prove(model, kinds, shapes, rules, worker, candidate)
+            known[key] = (outcome, rule, candidate.name, values)
             if not isinstance(outcome, Reason):
                 trials[key] = outcome.trial
-        site = _site(model, shapes, pattern, candidate, outcome, shared, key)
+        site = _site(model, kinds, shapes, rule, candidate, outcome, shared, key)
         if isinstance(site, Match):
             _define(shapes, site)
         sites.append(site)
     return tuple(sites), trials
+
+
+def _prove(
+    model: Model, kinds: bytearray, shapes: Shapes, rules: Sequence[Pattern], worker: Worker, candidate: Candidate
+) -> tuple[Proven | Reason, Pattern]:
+    """The first rule that a candidate is; else the first that its gate has the shape for, and why it is not."""
+    refused: tuple[Reason, Pattern] | None = None
+    for rule in rules:
+        outcome = prove(model, kinds, shapes, rule, worker, candidate)
+        if not isinstance(outcome, Reason):
+            return outcome, rule
+        if refused is None or refused[0].code == _OTHER_SHAPE:
+            refused = outcome, rule
+        if outcome.code not in (_OTHER_SHAPE, "not-the-rule"):
+            break
+    assert refused is not None, "there is at least one rule"
+    return refused
 
 
 def _signature(model: Model, shapes: Shapes, candidate: Candidate) -> tuple[bytes, list[int]]:
@@ -138,6 +160,7 @@ def _carry(outcome: Proven | Reason, to: dict[int, int]) -> Proven | Reason:
 
 def _site(
     model: Model,
+    kinds: bytearray,
     shapes: Shapes,
     pattern: Pattern,
     candidate: Candidate,
@@ -151,11 +174,18 @@ def _site(
     roots = tuple(outcome.assignment.values.values())
     if not region.convex(model.graph, roots, outcome.out, outcome.final_state):
         return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=len(candidate.nodes))
-    return _match(model, shapes, pattern, candidate, outcome, shared, key)
+    return _match(model, kinds, shapes, pattern, candidate, outcome, shared, key)
 
 
 def _match(
-    model: Model, shapes: Shapes, pattern: Pattern, candidate: Candidate, proven: Proven, shared: str | None, key: bytes
+    model: Model,
+    kinds: bytearray,
+    shapes: Shapes,
+    pattern: Pattern,
+    candidate: Candidate,
+    proven: Proven,
+    shared: str | None,
+    key: bytes,
 ) -> Match:
     graph, assignment = model.graph, proven.assignment
     dims = _dims(shapes, proven)
@@ -174,11 +204,11 @@ def _match(
     return Match(
         name=candidate.name,
         rule=pattern.name,
-        form=_form(model, candidate),
+        form=_form(model, kinds, candidate, dims.tokens, decays="g" in assignment.values),
         query=role("query"),
         key=role("key"),
         value=role("value"),
-        g=role("g"),
+        g=role("g") if "g" in assignment.values else None,
         beta=role("beta"),
         state=role("state") if "state" in assignment.values else None,
         out=result(proven.out, proven.out_layout),
@@ -200,7 +230,7 @@ def _dims(shapes: Shapes, proven: Proven) -> Dims:
     assignment = proven.assignment
     sizes = assignment.sizes
     by_letter: dict[str, Dim] = {"B": 1, "T": 1}
-    for role in ("g", "value"):
+    for role in ("beta", "value"):
         groups = layouts.axes(assignment.layouts[role])
         shape = shapes.shape(assignment.values[role]) or ()
         by_letter.update({group: dim for group, dim in zip(groups, shape, strict=True) if group in ("B", "T")})
@@ -226,12 +256,21 @@ def _define(shapes: Shapes, match: Match) -> None:
             shapes.define(role.value, role.shape, role.dtype)
 
 
-def _form(model: Model, candidate: Candidate) -> str:
-    """Chunk rules add up the log decay along tokens; recurrent ones take it token by token."""
+def _form(model: Model, kinds: bytearray, candidate: Candidate, tokens: Dim, *, decays: bool) -> str:
+    """Chunk rules add up the log decay along tokens; recurrent ones take it token by token.
+
+    Without a decay the contractions tell: a recurrent rule has two a token, three where the update is one.
+    """
     graph = model.graph
     if any(is_call(model, graph, node) for node in candidate.core):
         return "function"
     ops = {graph.op[node] for node in candidate.nodes}
     if ops & {"CumSum", "Trilu"}:
         return "chunk"
-    return next((op.lower() for op in ("Loop", "Scan") if op in ops), "recurrent")
+    loop = next((op.lower() for op in ("Loop", "Scan") if op in ops), "")
+    if loop or decays:
+        return loop or "recurrent"
+    count = sum(contracts_data(graph, kinds, node) for node in candidate.nodes)
+    # The first state may be zero: then nothing is read from it.
+    steps = {each * tokens - least for each in (2, 3) for least in (0, 1)} if isinstance(tokens, int) else set[int]()
+    return "recurrent" if count in steps else "chunk"

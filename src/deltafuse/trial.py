@@ -83,7 +83,7 @@ class Trial:
     def early_error(self, operands: Operands, ran: Mapping[int, Array], count: int) -> float:
         """Relative error of the first tokens of the output."""
         assignment = self.explained.assignment
-        sizes = {**assignment.sizes, "T": operands.g.shape[1], "B": operands.g.shape[0]}
+        sizes = {**assignment.sizes, "T": operands.value.shape[1], "B": operands.value.shape[0]}
         layout, found = self.explained.outs[self.out], ran[self.out]
         if layouts.fit(layout, found.shape, sizes) is None:
             return float("inf")
@@ -96,7 +96,7 @@ class Trial:
         sizes = dict(assignment.sizes)
         sizes.update({letter: n for letter, n in (("B", binding.batch), ("T", binding.tokens)) if n is not None})
         normed = any(assignment.values[role] in assignment.norms for role in ("query", "key"))
-        operands = draw(how, sizes, seed, normed=normed)
+        operands = draw(how, sizes, seed, normed=normed, channels=assignment.channels)
         if assignment.values["query"] == assignment.values["key"]:
             operands = replace(operands, query=operands.key)
         return operands, sizes

@@ -255,10 +255,11 @@ def free_symbols(pair: Pair) -> list[str]:
 def axis_dims(pair: Pair, axis: Literal["batch", "tokens"]) -> list[Dim]:
     """The free sizes of the batch or the token axis: exporters may give every operand its own symbol.
 
-    The log decay tells where the axes are: [B, T, H], [B, H, T] or [T, H]; other operands have them in the same place.
+    The gate tells where the axes are: [B, T, H], [B, H, T] or [T, H]; other operands have them in the same place.
     """
-    decays = [item.shape for item in pair.inputs if item.part.role == "g"]
-    shapes = [item.shape for item in pair.inputs if item.part.role in ("g", "beta", "query", "key", "value")]
+    gates = {item.part.role: item.shape for item in reversed(pair.inputs) if item.part.role in ("g", "gk", "beta")}
+    decays = [gates[role] for role in ("g", "gk", "beta") if role in gates]
+    shapes = [item.shape for item in pair.inputs if item.part.role in ("g", "gk", "beta", "query", "key", "value")]
     free = [index for index, dim in enumerate(decays[0]) if not isinstance(dim, int)] if decays else []
     if axis == "batch":
         batched = bool(decays) and len(decays[0]) > 2 and 0 in free

@@ -20,12 +20,14 @@ KEY_DIM = 128
 
 #: Limits of both kernels.
 LIMITS = (
-    limits.per_channel_decay("S"),
     limits.head_ratio("S", "the key head's index is clamped in silence"),
     limits.head_size("S", KEY_DIM, f"above {KEY_DIM} a slow path is taken, without an error"),
     limits.static_batch("A", "all-zero slot indices and one length are right for one sequence only"),
     limits.bf16_boundary("S"),
 )
+#: Further limits of ChunkGatedDeltaRule, and of its older signature.
+CGDR_LIMITS = (limits.per_channel_decay("S", CGDR.op),)
+CGDR_EIGHT_LIMITS = (*CGDR_LIMITS, limits.decay_required("S", CGDR.op))
 #: Further limits of RecurrentGatedDeltaRule.
 RGDR_LIMITS = (
     limits.rgdr_tokens("S", RGDR_TOKENS),
@@ -36,7 +38,11 @@ RGDR_LIMITS = (
 PROFILE = Profile(
     name="ascend-310p",
     title="MindSpore Lite on Atlas 300I Duo, with its own vendor package of kernels",
-    operators=(with_limits(RGDR, RGDR_LIMITS), CGDR, CGDR_EIGHT_INPUTS),
+    operators=(
+        with_limits(RGDR, RGDR_LIMITS),
+        with_limits(CGDR, CGDR_LIMITS),
+        with_limits(CGDR_EIGHT_INPUTS, CGDR_EIGHT_LIMITS),
+    ),
     shared=LIMITS,
     boundaries=(FLOAT16,),
     emit=custom_nodes.plan,

@@ -18,7 +18,7 @@ RGDR_DIM, RGDR_HEADS, RGDR_TOKENS = 512, 256, 8
 
 #: Limits of both kernels.
 LIMITS = (
-    limits.per_channel_decay("S"),
+    limits.per_channel_decay("S", "either operator"),
     limits.head_ratio("S", "tiling fails"),
     limits.static_batch("A", "all-zero slot indices and one length are right for one sequence only"),
     limits.bf16_boundary("S"),

@@ -46,6 +46,7 @@ class Case:
         tokens_text: the token count as it is shown.
         dtypes: role -> its element type in the source; empty for a node.
         per_channel: whether the decay has a value per key channel.
+        decays: whether the rule has a decay.
         boundary: element type of the kernel's operands.
         options: what was asked for.
     """
@@ -59,6 +60,7 @@ class Case:
     value_dim: int | None
     dtypes: Mapping[str, int] = field(default_factory=dict[str, int])
     per_channel: bool = False
+    decays: bool = True
     boundary: int = 0
     options: TargetOptions = field(default_factory=TargetOptions)
 

@@ -38,8 +38,9 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
     feeds["state"] = _state(emitter, match, operator, case, feeds["beta"])
     feeds |= _lengths(emitter, operator, case, feeds["query"])
     outputs = [emitter.name("out"), emitter.name("final_state")]
-    inputs = [feeds[operator.inputs[port].role] for port in operator.fed()]
-    emitter.node("Custom", operator.op, inputs, _attributes(match, operator, case), outputs)
+    fed = operator.fed(feeds)
+    inputs = [feeds[operator.inputs[port].role] for port in fed]
+    emitter.node("Custom", operator.op, inputs, _attributes(match, operator, case, fed), outputs)
     value_sizes = _sizes(match, "value", case.tokens)
     result(emitter, "out", outputs[0], match.out, "THD", value_sizes, case.boundary)
     if match.final_state is not None:
@@ -55,13 +56,18 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
 def _operands(emitter: Emitter, match: Match, operator: Operator, case: Case) -> dict[str, str]:
     found: dict[str, str] = {}
     norms = {"query": match.query_norm, "key": match.key_norm}
-    for name in ("query", "key", "value", "beta", "g"):
-        port = operator.port(name)
-        if port is not None:
+    for name in ("query", "key", "value", "beta"):
+        port, role = operator.port(name), getattr(match, name)
+        if port is not None and isinstance(role, Role):
             sizes = _sizes(match, "key" if name in norms else "value", case.tokens)
             dtype = port.dtypes[0] if port.dtypes else case.boundary
-            role: Role = getattr(match, name)
             found[name] = operand(emitter, name, role, port.layout, sizes, norms.get(name), dtype)
+    name = "gk" if match.channel_decay else "g"
+    port = operator.port(name)
+    if port is not None and match.g is not None:
+        layout = port.layout.replace("K", "D")
+        sizes = {**_sizes(match, "value", case.tokens), "D": match.dims.key_dim}
+        found[name] = operand(emitter, name, match.g, layout, sizes, None, port.dtypes[0])
     return found
 
 
@@ -149,10 +155,10 @@ def _count(emitter: Emitter, query: str) -> str:
     return emitter.node("Cast", "lengths/cast", (count,), {"to": _INT32})
 
 
-def _attributes(match: Match, operator: Operator, case: Case) -> dict[str, Attribute]:
+def _attributes(match: Match, operator: Operator, case: Case, fed: tuple[int, ...]) -> dict[str, Attribute]:
     dims, typed = match.dims, MINDSPORE_TYPES[case.boundary]
     derived: dict[str, Attribute] = {
-        "input_index": list(operator.fed()),
+        "input_index": list(fed),
         "scale_value": float(np.float32(match.scale)),
         "dtype": case.boundary,
         "output_types": [typed, typed],
@@ -215,7 +221,7 @@ def _notes(match: Match, operator: Operator, case: Case) -> tuple[str, ...]:
     rounded = [name for name, dtype in case.dtypes.items() if dtype != case.boundary]
     rounded = [name for name in rounded if name not in ("out", "final_state")]
     gate = operator.port("g")
-    if gate is not None and gate.dtypes == (_FLOAT16,) and match.g.dtype != _FLOAT16:
+    if gate is not None and gate.dtypes == (_FLOAT16,) and match.g is not None and match.g.dtype != _FLOAT16:
         rounded.append("g")
     typed = _NAMES[case.boundary]
     notes = [f"{typed}_boundary: {', '.join(rounded)} rounded to {typed}"] if rounded else []

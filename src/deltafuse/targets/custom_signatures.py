@@ -65,7 +65,7 @@ RGDR = _operator(
         _QUERY, _KEY, _VALUE, _BETA, Port("state", "BHVK", "state", fresh=True),
         Port("actual_seq_lengths", "B", "lengths", (INT32,), constant=True),
         Port("ssm_state_indices", "T", "slots", (INT32,), constant=True), _G,
-        Port("gk", "THK", "", (FLOAT,), optional=True),
+        Port("gk", "THK", "gk", (FLOAT,), optional=True),
         Port("num_accepted_tokens", "B", "accepted", (INT32,), optional=True, constant=True),
     ),
     (_OUT, Port("state", "BHVK", "final_state")),

@@ -8,8 +8,9 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.targets.base import Case, Limit
 
 TARGET_TEXTS = {
-    "per-channel-decay": "the decay has a value per key channel; this target's kernels take one per value head and "
-    "token, so leave this site out with --skip-sites",
+    "per-channel-decay": "the decay has a value per key channel; {op} takes one per value head and token, so leave "
+    "this site out with --skip-sites",
+    "decay-required": "the rule has no decay and this signature of {op} needs one; leave --signature out",
     "head-ratio": "{value_heads} value heads are no multiple of {key_heads} key heads, and the kernel would read wrong "
     "heads; leave this site out with --skip-sites",
     "head-size": "the key head size is {key_dim}, the kernel's largest is {limit}; leave this site out with "
@@ -36,13 +37,22 @@ TARGET_TEXTS = {
 TEXTS.update(TARGET_TEXTS)
 
 
-def per_channel_decay(mark: str) -> Limit:
+def per_channel_decay(mark: str, op: str) -> Limit:
     """The decay is one number per value head and token."""
 
     def check(case: Case) -> Reason | None:
-        return Reason("per-channel-decay", {}) if case.per_channel else None
+        return Reason("per-channel-decay", {"op": op}) if case.per_channel else None
 
     return Limit("per-channel-decay", mark, "g is read as [T, Nv]", check)
+
+
+def decay_required(mark: str, op: str) -> Limit:
+    """There is a decay."""
+
+    def check(case: Case) -> Reason | None:
+        return None if case.decays else Reason("decay-required", {"op": op})
+
+    return Limit("decay-required", mark, "g is a required input", check)
 
 
 def head_ratio(mark: str, fact: str) -> Limit:

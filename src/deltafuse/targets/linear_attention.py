@@ -38,8 +38,7 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
         "key": _packed(emitter, "key", match.key, match.key_norm, match, repeats, case),
         "value": operand(emitter, "value", match.value, _PACKED, _sizes(match, "value"), None, case.boundary),
         "state": _state(emitter, match, case, state_dtype),
-        "g": operand(emitter, "g", match.g, "BT(HK)" if case.per_channel else "BTH", _sizes(match, "value"), None,
-                     case.boundary),
+        "g": _decay(emitter, match, case),
         "beta": operand(emitter, "beta", match.beta, "BTH", _sizes(match, "value"), None, case.boundary),
     }  # fmt: skip
     outputs = [emitter.name("out"), emitter.name("final_state")]
@@ -75,6 +74,14 @@ def _packed(emitter: Emitter, what: str, role: Role, norm: Norm | None, match: M
     return emitter.node("Reshape", f"{what}/repeat/pack", (value, packed))
 
 
+def _decay(emitter: Emitter, match: Match, case: Case) -> str:
+    """The log decay, a number per value head or per key channel of one; "" where the rule has none."""
+    if match.g is None:
+        return ""
+    sizes = {**_sizes(match, "value"), "D": match.dims.key_dim}
+    return operand(emitter, "g", match.g, "BT(HD)" if case.per_channel else "BTH", sizes, None, case.boundary)
+
+
 def _state(emitter: Emitter, match: Match, case: Case, dtype: int) -> str:
     """The initial state, "" where it may be left out."""
     dims = match.dims
@@ -107,6 +114,7 @@ def _attributes(match: Match, operator: Operator) -> dict[str, Attribute]:
     derived: dict[str, Attribute] = {
         "q_num_heads": dims.key_heads if operator.domain else dims.value_heads,
         "kv_num_heads": dims.value_heads,
+        "update_rule": "delta" if match.g is None else "gated_delta",
         # Written out always: 0.0 would mean 1/sqrt(Dk).
         "scale": float(np.float32(match.scale)),
     }
@@ -147,6 +155,6 @@ def _value_info(
 
 def _notes(match: Match, case: Case) -> tuple[str, ...]:
     roles = {"query": match.query, "key": match.key, "value": match.value, "g": match.g, "beta": match.beta}
-    rounded = [name for name, role in roles.items() if role.dtype != case.boundary and role.dtype != FLOAT16]
+    rounded = [name for name, role in roles.items() if role and role.dtype not in (case.boundary, FLOAT16)]
     typed = _NAMES[case.boundary]
     return (f"{typed}_boundary: {', '.join(rounded)} rounded to {typed}",) if rounded and case.boundary != FLOAT else ()

@@ -14,14 +14,15 @@ INPUTS = (
     Port("key", "BT(HD)", "key"),
     Port("value", "BT(HD)", "value"),
     Port("past_state", "BHKV", "state", _ANY, optional=True),
-    Port("decay", "BTH", "g"),
+    Port("decay", "BTH", "g", optional=True),
     Port("beta", "BTH", "beta"),
 )
 OUTPUTS = (Port("output", "BT(HD)", "out"), Port("present_state", "BHKV", "final_state", _ANY))
 ATTRIBUTES = (
     AttributeRule("q_num_heads", _INT),
     AttributeRule("kv_num_heads", _INT),
-    AttributeRule("update_rule", int(AttributeProto.STRING), "gated_delta", required=False),
+    # "gated_delta", or "delta" where there is no decay.
+    AttributeRule("update_rule", int(AttributeProto.STRING), required=False),
     AttributeRule("scale", int(AttributeProto.FLOAT)),
     # A tuning hint; it does not change the result.
     AttributeRule("chunk_size", _INT, required=False, written=False),

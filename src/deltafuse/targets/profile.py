@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
@@ -27,8 +27,8 @@ class Port:
     Attributes:
         name: as the operator calls it.
         layout: one letter an axis, merged axes in brackets (see `deltafuse.match.Role`).
-        role: what feeds it: a role of `deltafuse.match.Match`, or ``lengths``, ``offsets``, ``slots``, ``accepted``;
-            "" for a port that is never fed.
+        role: what feeds it: a role of `deltafuse.match.Match`, ``gk`` (its log decay where that has a value per key
+            channel), ``lengths``, ``offsets``, ``slots`` or ``accepted``; "" for a port that is never fed.
         dtypes: element types it takes; empty for the type of the boundary.
         optional: whether the operator runs without it.
         constant: whether it must be a constant of the file.
@@ -86,9 +86,9 @@ class Operator:
     attributes: tuple[AttributeRule, ...]
     limits: tuple[Limit, ...] = ()
 
-    def fed(self) -> tuple[int, ...]:
-        """Indices of the inputs that an emitted node feeds."""
-        return tuple(index for index, port in enumerate(self.inputs) if port.role)
+    def fed(self, roles: Collection[str]) -> tuple[int, ...]:
+        """Indices of the inputs that an emitted node feeds, given the roles that there is something for."""
+        return tuple(index for index, port in enumerate(self.inputs) if port.role in roles)
 
     def port(self, role: str) -> Port | None:
         """The input that a role feeds."""
@@ -189,7 +189,8 @@ class Profile:
             key_dim=dims.key_dim,
             value_dim=dims.value_dim,
             dtypes={name: role.dtype for name, role in _boundary_roles(match)},
-            per_channel=bool(set(match.g.layout) & set("KD")),
+            per_channel=match.channel_decay,
+            decays=match.g is not None,
             boundary=self._boundary(match, options),
             options=options,
         )

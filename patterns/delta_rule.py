@@ -1,0 +1,63 @@
+"""The plain delta rule (DeltaNet): the gated delta rule without decay.
+
+    d_t  = beta_t * (v_t - S^T k_t)         what the state does not yet predict
+    S   <- S + k_t d_t^T
+    o_t  = S^T q_t                          q reads the updated state
+
+Source: Schlag, Irie, Schmidhuber, "Linear Transformers Are Secretly Fast Weight Programmers", 2021; Yang et al.,
+"Parallelizing Linear Transformers with the Delta Rule over Sequence Length", 2024.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from deltafuse.draws import Array
+from deltafuse.patterns import Decay, Pattern, Recurrence
+
+
+def recurrence(
+    query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array,
+    *, corrected: bool = True, early: bool = False,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The rule; the keywords make its neighbours. Shapes: `deltafuse.patterns.Pattern.recurrence`; g is not read."""
+    out = np.empty_like(value)
+    for t in range(value.shape[1]):
+        k, q = key[:, t, :, :, None], query[:, t, :, :, None]
+        known = (state * k).sum(-2) if corrected else 0.0
+        delta = beta[:, t, :, None] * (value[:, t] - known)
+        seen = state
+        state = state + k * delta[:, :, None, :]
+        out[:, t] = ((seen if early else state) * q).sum(-2)
+    return out, state
+
+
+_NEIGHBOURS: dict[str, Recurrence] = {
+    "no-delta-term": partial(recurrence, corrected=False),
+    "read-before-update": partial(recurrence, early=True),
+}
+
+_TEXTS = {
+    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
+    "read-before-update": "the output reads the state before it is updated",
+}
+
+
+class _DeltaRule:
+    name = "delta_rule"
+    decay: Decay = "none"
+    anchors = frozenset({"MatMul", "Einsum", "ReduceSum", "FusedMatMul", "Gemm"})
+    fence = frozenset({
+        "Exp", "Sigmoid", "Softplus", "Softmax", "Tanh", "Erf", "Relu", "Gelu", "QuickGelu", "Silu", "Swish",
+        "HardSigmoid", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
+        "SkipSimplifiedLayerNormalization", "GroupQueryAttention", "Attention", "MultiHeadAttention", "Conv",
+        "LogSoftmax", "Log",
+    })  # fmt: skip
+    contractions = anchors
+    least_roots = 4
+    neighbours = _NEIGHBOURS
+    texts = _TEXTS
+    recurrence = staticmethod(recurrence)
+
+
+PATTERN: Pattern = _DeltaRule()

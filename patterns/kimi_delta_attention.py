@@ -1,0 +1,68 @@
+"""Kimi Delta Attention: the gated delta rule with one decay per value head and key channel.
+
+    S   <- exp(g_t)[:, None] * S            decay, a number per row of S (key channel)
+    d_t  = beta_t * (v_t - S^T k_t)         what the state does not yet predict
+    S   <- S + k_t d_t^T
+    o_t  = S^T q_t                          q reads the updated state
+
+Source: Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from deltafuse.draws import Array
+from deltafuse.patterns import Decay, Pattern, Recurrence
+
+
+def recurrence(
+    query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array,
+    *, sign: float = 1.0, decayed_read: bool = True, corrected: bool = True, early: bool = False,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The rule; the keywords make its neighbours. Shapes: see `deltafuse.patterns.Pattern.recurrence`."""
+    out = np.empty_like(value)
+    for t in range(value.shape[1]):
+        k, q = key[:, t, :, :, None], query[:, t, :, :, None]
+        old = state
+        state = state * np.exp(sign * g[:, t, :, :, None])
+        known = ((state if decayed_read else old) * k).sum(-2) if corrected else 0.0
+        delta = beta[:, t, :, None] * (value[:, t] - known)
+        seen = state
+        state = state + k * delta[:, :, None, :]
+        out[:, t] = ((seen if early else state) * q).sum(-2)
+    return out, state
+
+
+_NEIGHBOURS: dict[str, Recurrence] = {
+    "decay-sign": partial(recurrence, sign=-1.0),
+    "undecayed-read": partial(recurrence, decayed_read=False),
+    "no-delta-term": partial(recurrence, corrected=False),
+    "read-before-update": partial(recurrence, early=True),
+}
+
+_TEXTS = {
+    "decay-sign": "the state grows by exp(-g) where the rule decays by exp(g); negate g in the model",
+    "undecayed-read": "the delta is taken from the state before its decay",
+    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
+    "read-before-update": "the output reads the state before it is updated",
+}
+
+
+class _KimiDeltaAttention:
+    name = "kimi_delta_attention"
+    decay: Decay = "channel"
+    anchors = frozenset({"Exp"})
+    fence = frozenset({
+        "Sigmoid", "Softplus", "Softmax", "Tanh", "Erf", "Relu", "Gelu", "QuickGelu", "Silu", "Swish", "HardSigmoid",
+        "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization",
+        "GroupQueryAttention", "Conv", "LogSoftmax", "Log",
+    })  # fmt: skip
+    contractions = frozenset({"MatMul", "Einsum", "ReduceSum", "FusedMatMul", "Gemm"})
+    least_roots = 4
+    neighbours = _NEIGHBOURS
+    texts = _TEXTS
+    recurrence = staticmethod(recurrence)
+
+
+PATTERN: Pattern = _KimiDeltaAttention()
