@@ -119,7 +119,7 @@ def test_every_keyword_reaches_the_run(monkeypatch, tmp_path, name):
         "target": "t", "form": "chunk", "op": "rgdr", "sites": ["a"], "skip_sites": ["b"], "rules": ["c"],
         "patterns": [str(tmp_path)], "pin": False, "pins": {"s": 2}, "boundary": "fp32", "signature": "8",
         "allow_bf16_to_fp16": True, "timeout": 3.0, "record": "none", "keep_going": True, "strict": True,
-        "dry_run": True, "output": "out.onnx", "extract": str(tmp_path),
+        "dry_run": True, "batch": 2, "output": "out.onnx", "extract": str(tmp_path),
     }  # fmt: skip
     given = {key: value for key, value in given.items() if key in keywords(name)}
     assert set(given) == keywords(name) - {"model", "progress"}

@@ -314,7 +314,7 @@ def test_head_ratio():
 @pytest.mark.parametrize("tokens", [1, "seq_len"])
 def test_static_batch(tokens):
     reason = refusal(Site(batch=4, tokens=tokens))
-    assert (reason.code, reason.args) == ("static-batch", {"batch": 4})
+    assert (reason.code, reason.args) == ("static-batch", {"batch": 4, "wanted": 1})
     assert TARGET.choose(match(Site(batch=1, tokens=tokens)), TargetOptions()) == (RGDR if tokens == 1 else CGDR)
 
 

@@ -18,7 +18,7 @@ from deltafuse.verify_trial import Finding, Rounding, SiteVerdict
 from hand_match import BF16, Site, l2norm, match
 
 PROVEN = match(Site(norm=l2norm(TensorProto.FLOAT)))
-BATCHED = Reason("static-batch", {"batch": 4})
+BATCHED = Reason("static-batch", {"batch": 4, "wanted": 1})
 
 
 def report(*sites: SiteReport, **changes: object) -> FuseReport:

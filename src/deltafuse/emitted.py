@@ -25,8 +25,10 @@ from deltafuse.worker import Session, Worker
 _SEED = 1000
 
 
-def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: int | None = None) -> float:
-    """Runs emitted nodes and cut on fresh draws, at batch one where the target takes no more.
+def prove_emitted(
+    plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: int | None = None, batch: int = 1
+) -> float:
+    """Runs emitted nodes and cut on fresh draws, at the batch that they are written for where the target fixes it.
 
     Args:
         plan: the site and the nodes emitted for it.
@@ -34,6 +36,7 @@ def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: 
         worker: runs the emitted nodes.
         opset: version of the default domain that the nodes are written for.
         tokens: the token count that the nodes are written for, where they are for one that the cut leaves free.
+        batch: the batch they are written for, where they are for one.
 
     Returns:
         The largest relative error.
@@ -42,8 +45,9 @@ def prove_emitted(plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: 
         InternalError: they differ, or the emitted nodes do not run: a bug in the target's emission.
     """
     session = _load(plan, worker, opset)
-    batch = trial.binding.batch if plan.op == LINEAR_ATTENTION or trial.binding.batch is None else 1
-    binding = trial.few_tokens(batch) if tokens is None else trial.binding.at(tokens, batch)
+    free = trial.binding.batch is not None and plan.op != LINEAR_ATTENTION
+    at = batch if free else trial.binding.batch
+    binding = trial.few_tokens(at) if tokens is None else trial.binding.at(tokens, at)
     if binding is None:
         raise _bug(plan, "there are no sizes to run it at")
     worst = 0.0

@@ -141,6 +141,10 @@ class Graph:
         found = [f for f in fields(self.data, start, end) if f[0] == 3]
         return bytes(self.data[found[-1][3] : found[-1][4]]).decode() if found else ""
 
+    def label(self, index: int) -> str:
+        """What to call a node in messages: its name, or that of its first output."""
+        return self.node_name(index) or next((self.name(value) for value in self.node_outputs[index]), "")
+
     def attributes(self, index: int) -> dict[str, onnx.AttributeProto]:
         """Decodes the attributes of one node, by name (cached)."""
         known = self._attributes.get(index)

@@ -281,4 +281,4 @@ def is_random(graph: Graph, node: int) -> bool:
 def _reason(graph: Graph, node: int, code: str = "") -> Reason:
     op = graph.op[node]
     code = code or ("piecewise" if op in _PIECEWISE else "unsupported-operator")
-    return Reason(code, {"op": op, "node": graph.node_name(node) or graph.name(graph.node_outputs[node][0])})
+    return Reason(code, {"op": op, "node": graph.label(node)})

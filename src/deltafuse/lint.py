@@ -211,7 +211,7 @@ def _graph_findings(model: Model, profile: Profile) -> Iterator[Finding]:
     graph = model.graph
     for node, op in enumerate(graph.op):
         if op in profile.lint.forbidden_ops and not graph.domain[node]:
-            name = graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+            name = graph.label(node)
             fix = "take the control flow out: export with fixed branches, or fuse the loop"
             yield Finding("control-flow", name, "", op, "no control flow", fix)
     if profile.lint.own_data:

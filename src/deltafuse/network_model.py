@@ -65,7 +65,7 @@ def _foreign(model: Model) -> Iterator[str]:
     graph = model.graph
     for node, op in enumerate(graph.op):
         if op == "Custom" and not graph.domain[node] and not fused_type(graph.node(node)):
-            yield graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+            yield graph.label(node)
 
 
 def _short(model: Model, files: dict[str, Path]) -> Reason | None:

@@ -63,6 +63,7 @@ class FuseOptions:
         patterns: folders of further rules, of the same form as the shipped one.
         pin: put the batch axis (and a token axis proven for one size only) to that size in the output.
         pins: further axes to pin: symbol and size.
+        batch: how many sequences the output takes, for targets that fix it.
         record: where the patch that undoes the fuse goes.
         boundary: element type of the kernels' operands, where the target leaves a choice; None for its own.
         signature: version of the operators' signature, where the target has several; None for the newest.
@@ -85,6 +86,7 @@ class FuseOptions:
     patterns: tuple[Path, ...] = ()
     pin: bool = True
     pins: tuple[tuple[str, int], ...] = ()
+    batch: int = 1
     record: RecordMode = "embed"
     boundary: Boundary | None = None
     signature: str | None = None
@@ -106,6 +108,6 @@ class FuseOptions:
             value, known = getattr(self, name), get_args(choice)
             if value not in known and not (value is None and name != "record"):
                 raise UserError("usage", f"{name}={value!r} is none of {', '.join(map(repr, known))}")
-        for symbol, size in self.pins:
+        for symbol, size in (*self.pins, ("batch", self.batch)):
             if type(size) is not int or size < 1:
                 raise UserError("usage", f"pins: {symbol!r} to {size!r}: a size is a whole number of 1 or more")

@@ -77,7 +77,7 @@ def _sorted(graph: Graph) -> list[int]:
                 order.append(stack.pop())
                 continue
             if done[node] == 1:
-                name = graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+                name = graph.label(node)
                 raise UserError("cyclic", f"node {name} reads what is computed from it: export the model again")
             done[node] = 1
             stack += waiting

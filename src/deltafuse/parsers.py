@@ -55,6 +55,13 @@ def pin(text: str) -> tuple[str, int]:
     return symbol, int(size)
 
 
+def count(text: str) -> int:
+    """A whole number of 1 or more."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """A positive number of seconds."""
     try:
@@ -102,6 +109,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     _add_list(parser, "DIR", "a folder of further rules", "--patterns", kind=Path)
     add("--no-pin", dest="pin", action="store_false", help="leave the axes dynamic that the target wants fixed")
     add("--pin", dest="pins", action="append", type=pin, default=[], metavar="SYMBOL=N", help="fix a further axis")
+    batch = "how many sequences the output takes, where the target fixes it (default: %(default)s)"
+    add("--batch", type=count, default=1, metavar="N", help=batch)
     add("--allow-bf16-to-fp16", action="store_true", help="accept float16 where the model has bfloat16")
     add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one proof (%(default)g)")
 

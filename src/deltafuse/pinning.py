@@ -69,9 +69,9 @@ def pin(
         extra: further symbols and their sizes, as a user asks for.
 
     Returns:
-        The plan (empty where every axis has its size already), or the reason why the sizes cannot hold:
-        ``pin-static``, ``pin-disagree``, ``pin-bound``, ``pin-expression``, ``pin-unknown-symbol``,
-        ``pin-shape-unknown`` or ``pin-contradiction``.
+        The plan (empty where every axis has its size already), or why the sizes cannot hold: ``pin-static``,
+        ``pin-disagree``, ``pin-bound``, ``pin-expression``, ``pin-unknown-symbol``, ``pin-shape-unknown`` or
+        ``pin-contradiction``.
     """
     live = [node for node in range(len(graph.op)) if node not in dead]
     before = shapes.again({})
@@ -106,8 +106,7 @@ def _unite_indexed(shapes: Shapes, node: int) -> None:
         shapes.unions.unite(shape[0], extents[0], node)
 
 
-def _node_name(graph: Graph, node: int) -> str:
-    return graph.node_name(node) or next((graph.name(value) for value in graph.node_outputs[node]), "")
+_NOWHERE = {"node": "", "op": ""}
 
 
 class _Sizes:
@@ -123,8 +122,9 @@ class _Sizes:
         return {name: size for root, size in self.known.items() for name in classes.get(root, {root})}
 
     def seed(self, seeds: Sequence[tuple[int, int, int]], extra: Mapping[str, int]) -> Reason | None:
-        for value, axis, size in seeds:
-            reason = self._seed_axis(value, axis, size)
+        # A merged axis is clear once those that it was merged from are.
+        for seed in sorted(seeds, key=lambda seed: self._unclear(*seed)):
+            reason = self._seed_axis(*seed)
             if reason is not None:
                 return reason
         declared = _declared_symbols(self.shapes) if extra else frozenset[str]()
@@ -136,18 +136,28 @@ class _Sizes:
                 return reason
         return self._spread()
 
+    def _unclear(self, value: int, axis: int, size: int) -> bool:
+        shape = self.shapes.shape(value) or ()
+        dim = self.shapes.find(shape[axis]) if axis < len(shape) else size
+        return not isinstance(dim, int) and not _factors(dim, size)
+
     def _seed_axis(self, value: int, axis: int, size: int) -> Reason | None:
         name, shape = self.shapes.graph.name(value), self.shapes.shape(value)
         where: dict[str, object] = {"value": name, "axis": axis, "size": size}
         if shape is None or axis >= len(shape):
             return Reason("pin-shape-unknown", where)
-        dim = self.shapes.find(shape[axis])
+        found = self.shapes.find(shape[axis])
+        dim = substitute(found, self.known)
+        if isinstance(found, int) and found != size:
+            return Reason("pin-static", {**where, "found": dim})
+        if isinstance(dim, int) and dim != size:
+            return Reason("pin-disagree", {"symbol": str(found), "size": size, "other": dim, "value": name})
         if isinstance(dim, int):
-            return None if dim == size else Reason("pin-static", {**where, "found": dim})
+            return None
         solved = _factors(dim, size)
         if not solved:
             return Reason("pin-expression", {**where, "found": str(dim)})
-        reasons = [self._assign(found, number, name) for found, number in solved.items()]
+        reasons = [self._assign(free, number, name) for free, number in solved.items()]
         return next((reason for reason in reasons if reason is not None), None)
 
     def _assign(self, name: str, size: int, where: str) -> Reason | None:
@@ -157,7 +167,7 @@ class _Sizes:
             return Reason("pin-disagree", {"symbol": root, "size": size, "other": other, "value": where})
         for found, node in self.shapes.unions.demands.get(root, {}).items():
             if found != size:
-                at = {"node": _node_name(graph, node), "op": graph.op[node]}
+                at = {"node": graph.label(node), "op": graph.op[node]}
                 return Reason("pin-bound", {"symbol": root, "size": size, "found": found, **at})
         return None
 
@@ -208,7 +218,7 @@ def _contradiction(before: Shapes, after: Shapes, sizes: _Sizes) -> Reason | Non
         if conflict.node not in old:
             graph = after.graph
             pins = ", ".join(f"{name} = {size}" for name, size in sorted(sizes.known.items()))
-            at = {"node": _node_name(graph, conflict.node), "op": graph.op[conflict.node] if conflict.node >= 0 else ""}
+            at = {"node": graph.label(conflict.node), "op": graph.op[conflict.node]} if conflict.node >= 0 else _NOWHERE
             return Reason("pin-contradiction", {"pins": pins, "left": conflict.left, "right": conflict.right, **at})
     return None
 

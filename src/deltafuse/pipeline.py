@@ -164,7 +164,7 @@ def _plan(
             key = (planned.match.class_key, planned.op)
             if key not in errors:
                 trial, tokens = found.trials[planned.match.class_key], pinned_tokens(options, planned.match.dims.tokens)
-                errors[key] = prove_emitted(planned, trial, worker, opset, tokens)
+                errors[key] = prove_emitted(planned, trial, worker, opset, tokens, options.batch)
             match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
             plans.append(replace(planned, match=match))
             notes = (*match.notes, *planned.notes, *notes_on.of(match))

@@ -15,8 +15,8 @@ from deltafuse.targets.base import Target, TargetOptions
 
 TEXTS.update(
     {
-        "batch-one-only": "the site is right for a batch of one only and this target leaves the batch free; "
-        "export the model with batch 1",
+        "batch-one-only": "the site is right for a batch of one only and the batch is to be another, or free; "
+        "leave --batch out, or export the model with batch 1",
         "left-out": "the site is the rule and was left out by {option}",
         "pin-out-of-range": "--pin {symbol}={size}: the unfused graph is the rule for {valid} tokens only, "
         "so nothing can be compared at {size}; pin a size within, or drop --pin and read the note on valid_tokens",
@@ -57,8 +57,8 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
     if plan is None:
         literal = pinned_tokens(options, site.dims.tokens)
         chosen = (options.op, options.allow_bf16_to_fp16, options.pin, literal, options.boundary, options.signature)
-        plan = target.plan(site, TargetOptions(*chosen, opset))
-    if site.one_sequence and isinstance(plan, Plan) and not plan.pins:
+        plan = target.plan(site, TargetOptions(*chosen, opset, options.batch))
+    if site.one_sequence and isinstance(plan, Plan) and (options.batch > 1 or not plan.pins):
         plan = Reason("batch-one-only")
     if isinstance(plan, Reason):
         return SiteReport(site.name, "refused", site, None, plan, site.notes, len(site.nodes))

@@ -11,6 +11,7 @@ import onnx
 from onnx import AttributeProto
 
 from deltafuse.classes import Kind, classify
+from deltafuse.dim_algebra import exact_quotient
 from deltafuse.dims import Dim, parse, symbols
 from deltafuse.fused import key_dim, result_tokens
 from deltafuse.graph import Graph
@@ -224,17 +225,27 @@ def _input(side: Side, fused: Side, value: int, part: Part) -> Input | Reason:
 
 
 def _tokens(fused: Side, node: int) -> Dim:
-    """The token axis of the kernel's output, as it is declared."""
+    """The tokens of a sequence: the token axis of the kernel's output, as it is declared, shared among its states."""
     axis = result_tokens(fused.graph, node)
-    info = fused.graph.value_info(fused.graph.node_outputs[node][0])
+    total, states = _declared(fused, node, 0, axis), _declared(fused, node, 1, 0)
+    if total is None:
+        shape = fused.shapes.shape(fused.graph.node_inputs[node][0])
+        total = shape[axis] if shape else 1
+    if axis or not isinstance(states, int) or states < 2:
+        return total
+    shared = exact_quotient(total, states)
+    return total if shared is None else shared
+
+
+def _declared(fused: Side, node: int, output: int, axis: int) -> Dim | None:
+    """A size of a kernel's result as the file declares it, None where it does not."""
+    outputs = fused.graph.node_outputs[node]
+    info = fused.graph.value_info(outputs[output]) if output < len(outputs) else None
     dims = [] if info is None else list(info.type.tensor_type.shape.dim)
     declared = dims[axis] if axis < len(dims) else onnx.TensorShapeProto.Dimension()
-    if declared.dim_value:
-        return declared.dim_value
     if declared.dim_param:
         return fused.shapes.find(parse(declared.dim_param))
-    shape = fused.shapes.shape(fused.graph.node_inputs[node][0])
-    return shape[axis] if shape else 1
+    return declared.dim_value or None
 
 
 def _key_dim(fused: Side, node: int) -> int:

@@ -2,7 +2,7 @@
 
 Source of the contract: MindSpore Lite, tools/custom_kernels/ascend_ops/src/ascend_300iduo, and its ONNX parser for
 op_type ``Custom``. Each limit carries a mark: V seen in a file that the reference exporter wrote, S read in public
-source, A assumed. Emits for one sequence: a batch axis must be pinned to one in the output file.
+source, A assumed. The batch is a number in the output file, one where nothing else is asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY_DIM = 128
 LIMITS = (
     limits.head_ratio("S", "the key head's index is clamped in silence"),
     limits.head_size("S", KEY_DIM, f"above {KEY_DIM} a slow path is taken, without an error"),
-    limits.static_batch("A", "all-zero slot indices and one length are right for one sequence only"),
+    limits.static_batch("A", "lengths and slot indices are written for a number of sequences"),
     limits.bf16_boundary("S"),
 )
 #: Further limits of ChunkGatedDeltaRule, and of its older signature.
@@ -46,6 +46,7 @@ PROFILE = Profile(
     shared=LIMITS,
     boundaries=(FLOAT16,),
     emit=custom_nodes.plan,
+    fixes_batch=True,
     requires=(Requirement("mindspore-lite", "2.9", "V", "and the kernels of ascend_300iduo, for CANN 8.5"),),
     lint=LintRules(forbidden_ops=("If", "Loop"), own_data=True),
 )

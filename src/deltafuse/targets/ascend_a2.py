@@ -20,7 +20,7 @@ RGDR_DIM, RGDR_HEADS, RGDR_TOKENS = 512, 256, 8
 LIMITS = (
     limits.per_channel_decay("S", "either operator"),
     limits.head_ratio("S", "tiling fails"),
-    limits.static_batch("A", "all-zero slot indices and one length are right for one sequence only"),
+    limits.static_batch("A", "lengths and slot indices are written for a number of sequences"),
     limits.bf16_boundary("S"),
 )
 CGDR_LIMITS = (
@@ -43,6 +43,7 @@ PROFILE = Profile(
     shared=LIMITS,
     boundaries=(FLOAT16, BFLOAT16),
     emit=custom_nodes.plan,
+    fixes_batch=True,
     requires=(Requirement("mindspore-lite", "2.9", "A", "and the kernels of ascend_a2"),),
     lint=LintRules(forbidden_ops=("If", "Loop"), own_data=True),
 )

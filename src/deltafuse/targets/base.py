@@ -25,6 +25,7 @@ class TargetOptions:
         boundary: element type of the kernel's operands; None for what the target, or the graph, has.
         signature: version of the operators' signature; None for the newest.
         opset: version of the ai.onnx operators that the file imports.
+        batch: how many sequences the output takes, where the target fixes it.
     """
 
     op: Operator | None = None
@@ -34,6 +35,7 @@ class TargetOptions:
     boundary: Boundary | None = None
     signature: str | None = None
     opset: int = 17
+    batch: int = 1
 
 
 @dataclass(frozen=True)

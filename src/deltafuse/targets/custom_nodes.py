@@ -26,7 +26,7 @@ _NAMES = {_FLOAT16: "float16", int(TensorProto.BFLOAT16): "bfloat16"}
 def plan(match: Match, operator: Operator, case: Case) -> Plan:
     """The nodes that replace a site that is within the operator's limits.
 
-    Operands are [T, H, D] with the batch at one.
+    Operands are [T, H, D], the tokens of all sequences one after the other; all sequences are equally long.
 
     Args:
         match: the site.
@@ -41,8 +41,8 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
     fed = operator.fed(feeds)
     inputs = [feeds[operator.inputs[port].role] for port in fed]
     emitter.node("Custom", operator.op, inputs, _attributes(match, operator, case, fed), outputs)
-    value_sizes = _sizes(match, "value", case.tokens)
-    result(emitter, "out", outputs[0], match.out, "THD", value_sizes, case.boundary)
+    value_sizes = _sizes(match, "value", case)
+    result(emitter, "out", outputs[0], match.out, _flat("THD", case), value_sizes, case.boundary)
     if match.final_state is not None:
         result(emitter, "final_state", outputs[1], match.final_state, "BHVK", value_sizes, case.boundary)
     nodes = emitter.finish()
@@ -59,20 +59,25 @@ def _operands(emitter: Emitter, match: Match, operator: Operator, case: Case) ->
     for name in ("query", "key", "value", "beta"):
         port, role = operator.port(name), getattr(match, name)
         if port is not None and isinstance(role, Role):
-            sizes = _sizes(match, "key" if name in norms else "value", case.tokens)
+            sizes = _sizes(match, "key" if name in norms else "value", case)
             dtype = port.dtypes[0] if port.dtypes else case.boundary
-            found[name] = operand(emitter, name, role, port.layout, sizes, norms.get(name), dtype)
+            found[name] = operand(emitter, name, role, _flat(port.layout, case), sizes, norms.get(name), dtype)
     name = "gk" if match.channel_decay else "g"
     port = operator.port(name)
     if port is not None and match.g is not None:
-        layout = port.layout.replace("K", "D")
-        sizes = {**_sizes(match, "value", case.tokens), "D": match.dims.key_dim}
+        layout = _flat(port.layout.replace("K", "D"), case)
+        sizes = {**_sizes(match, "value", case), "D": match.dims.key_dim}
         found[name] = operand(emitter, name, match.g, layout, sizes, None, port.dtypes[0])
     return found
 
 
+def _flat(layout: str, case: Case) -> str:
+    """A layout over the tokens of one sequence, for as many sequences as there are."""
+    return layout if case.options.batch == 1 else layout.replace("T", "(BT)")
+
+
 def _state(emitter: Emitter, match: Match, operator: Operator, case: Case, beta: str) -> str:
-    """The initial state [1, Nv, Dv, Dk]; where it is overwritten in place, a node's output that nothing else reads.
+    """The initial state [B, Nv, Dv, Dk]; where it is overwritten in place, a node's output that nothing else reads.
 
     Such an operand must own its memory: a graph input, a constant or a view of one (Reshape) would be changed for
     whoever reads it next. A Cast or a Transpose that moves data makes such memory.
@@ -81,7 +86,7 @@ def _state(emitter: Emitter, match: Match, operator: Operator, case: Case, beta:
     in_place = port is not None and port.fresh
     if match.state is None:
         return _fresh_zero(emitter, match, case, beta) if in_place else _zero(emitter, match, case)
-    sizes = _sizes(match, "value", case.tokens)
+    sizes = _sizes(match, "value", case)
     state = operand(emitter, "state", match.state, "BHVK", sizes, None, case.boundary)
     steps = moves(match.state.layout, "BHVK", sizes)
     fresh = match.state.dtype != case.boundary or any(step.op == "Transpose" for step in steps)
@@ -96,7 +101,7 @@ def _state(emitter: Emitter, match: Match, operator: Operator, case: Case, beta:
 
 
 def _zero(emitter: Emitter, match: Match, case: Case) -> str:
-    shape = (1, match.dims.value_heads, match.dims.value_dim, match.dims.key_dim)
+    shape = (case.options.batch, match.dims.value_heads, match.dims.value_dim, match.dims.key_dim)
     if case.boundary == _FLOAT16:
         return emitter.constant("state/zero", np.zeros(shape, np.float16))
     # numpy has no bfloat16 of its own
@@ -111,47 +116,59 @@ def _fresh_zero(emitter: Emitter, match: Match, case: Case, beta: str) -> str:
     ones. So the zeros come from data: the first token's beta, which a sigmoid keeps finite.
     """
     dims, first = match.dims, beta
-    if case.tokens != 1:
+    if case.tokens != 1 or case.options.batch != 1:
         bounds = [emitter.constant(f"state/{value}", np.array([value], np.int64)) for value in (0, 1)]
         first = emitter.node("Slice", "state/first_beta", (beta, bounds[0], bounds[1], bounds[0]))
     shape = emitter.constant("state/heads_shape", np.array([1, dims.value_heads, 1, 1], np.int64))
     column = emitter.node("Reshape", "state/heads", (first, shape))
     half = case.boundary == _FLOAT16
     column = column if half else emitter.cast("state/heads_cast", column, case.boundary, _FLOAT)
-    zeros = np.zeros((1, 1, dims.value_dim, dims.key_dim), np.float16 if half else np.float32)
+    zeros = np.zeros((case.options.batch, 1, dims.value_dim, dims.key_dim), np.float16 if half else np.float32)
     product = emitter.node("Mul", "state/fresh_zero", (column, emitter.constant("state/zero", zeros)))
     return product if half else emitter.cast("state/fresh_zero_cast", product, _FLOAT, case.boundary)
 
 
 def _lengths(emitter: Emitter, operator: Operator, case: Case, query: str) -> dict[str, str]:
-    """Where each sequence lies in the token axis: one sequence, all of it."""
+    """Where each sequence lies in the token axis, and which state is whose."""
     found: dict[str, str] = {}
-    lengths, offsets = operator.port("lengths"), operator.port("offsets")
+    batch = case.options.batch
+    lengths, offsets, slots = (operator.port(role) for role in ("lengths", "offsets", "slots"))
     if lengths is not None and lengths.constant:
         assert case.tokens is not None, "a limit of the operator"
-        found["lengths"] = emitter.constant("lengths", np.array([case.tokens], np.int32))
+        found["lengths"] = emitter.constant("lengths", np.full(batch, case.tokens, np.int32))
     elif lengths is not None:
-        one = emitter.constant("lengths/1", np.array([1], np.int64))
-        found["lengths"] = emitter.node("Expand", "lengths/expand", (_count(emitter, query), one))
+        sequences = emitter.constant(f"lengths/{batch}", np.array([batch], np.int64))
+        found["lengths"] = emitter.node("Expand", "lengths/expand", (_count(emitter, query, batch), sequences))
     if offsets is not None:
-        first = emitter.constant("lengths/first", np.zeros(1, np.int32))
-        found["offsets"] = emitter.node("Concat", "lengths/offsets", (first, _count(emitter, query)), {"axis": 0})
-    slots = operator.port("slots")
+        found["offsets"] = _offsets(emitter, _count(emitter, query, batch), batch)
     if slots is not None:
-        count = 1 if slots.layout == "B" else case.tokens
-        assert count is not None, "a limit of the operator"
-        found["slots"] = emitter.constant("slots", np.zeros(count, np.int32))
+        tokens = 1 if slots.layout == "B" else case.tokens
+        assert tokens is not None, "a limit of the operator"
+        found["slots"] = emitter.constant("slots", np.repeat(np.arange(batch, dtype=np.int32), tokens))
     if operator.port("accepted") is not None:
-        # The state is read at slot indices[accepted - 1]; the indices are all zero, so 1 is as good as any count.
-        found["accepted"] = emitter.constant("accepted", np.array([1], np.int32))
+        # The state is read at slot indices[start + accepted - 1]; a sequence's indices are all the same, so 1 is as
+        # good as any count.
+        found["accepted"] = emitter.constant("accepted", np.ones(batch, np.int32))
     return found
 
 
-def _count(emitter: Emitter, query: str) -> str:
-    """The token count [1] int32, from the query's shape."""
+def _offsets(emitter: Emitter, tokens: str, batch: int) -> str:
+    """Begin of each sequence and end of the last [B + 1] int32."""
+    if batch == 1:
+        first = emitter.constant("lengths/first", np.zeros(1, np.int32))
+        return emitter.node("Concat", "lengths/offsets", (first, tokens), {"axis": 0})
+    steps = emitter.constant("lengths/steps", np.arange(batch + 1, dtype=np.int32))
+    return emitter.node("Mul", "lengths/offsets", (steps, tokens))
+
+
+def _count(emitter: Emitter, query: str, batch: int) -> str:
+    """The token count of a sequence [1] int32, from the query's shape."""
     zero, one = (emitter.constant(f"lengths/{value}", np.array([value], np.int64)) for value in (0, 1))
     shape = emitter.node("Shape", "lengths/query_shape", (query,))
     count = emitter.node("Slice", "lengths/tokens", (shape, zero, one))
+    if batch > 1:
+        sequences = emitter.constant(f"lengths/{batch}", np.array([batch], np.int64))
+        count = emitter.node("Div", "lengths/of_one", (count, sequences))
     return emitter.node("Cast", "lengths/cast", (count,), {"to": _INT32})
 
 
@@ -177,18 +194,20 @@ def outputs_shape(value_heads: int, value_dim: int, key_dim: int) -> str:
     return "".join(f"{number}," for shape in shapes for number in (len(shape), *shape))
 
 
-def _sizes(match: Match, heads_of: str, tokens: int | None) -> Sizes:
+def _sizes(match: Match, heads_of: str, case: Case) -> Sizes:
     dims = match.dims
     heads, size = (dims.key_heads, dims.key_dim) if heads_of == "key" else (dims.value_heads, dims.value_dim)
-    return {"B": 1, "T": tokens, "H": heads, "D": size, "K": dims.key_dim, "V": dims.value_dim, "1": 1}
+    batch = case.options.batch
+    return {"B": batch, "T": case.tokens, "H": heads, "D": size, "K": dims.key_dim, "V": dims.value_dim, "1": 1}
 
 
 def _value_info(match: Match, case: Case, outputs: list[str]) -> tuple[onnx.ValueInfoProto, ...]:
     dims = match.dims
-    count = str(dims.tokens) if case.tokens is None else case.tokens
+    batch = case.options.batch
+    count = str(batch * dims.tokens) if case.tokens is None else batch * case.tokens
     shapes = (
         (count, dims.value_heads, dims.value_dim),
-        (1, dims.value_heads, dims.value_dim, dims.key_dim),
+        (batch, dims.value_heads, dims.value_dim, dims.key_dim),
     )
     return tuple(
         helper.make_tensor_value_info(name, case.boundary, shape) for name, shape in zip(outputs, shapes, strict=True)
@@ -199,16 +218,16 @@ def _pins(match: Match, case: Case) -> tuple[tuple[int, int, int], ...]:
     if not case.options.pin:
         return ()
     roles = (*match.operands(), *match.results())
-    pins = [pin for role in roles for pin in _axis_pins(match, role, "B", 1)]
+    pins = [pin for role in roles for pin in _axis_pins(match, role, "B", case.options.batch, case)]
     valid = match.valid_tokens
     if not isinstance(match.dims.tokens, int) and valid is not None and valid.low == valid.high:
-        pins += [pin for role in roles for pin in _axis_pins(match, role, "T", valid.low)]
+        pins += [pin for role in roles for pin in _axis_pins(match, role, "T", valid.low, case)]
     return tuple(pins)
 
 
-def _axis_pins(match: Match, role: Role, letter: str, size: int) -> list[tuple[int, int, int]]:
+def _axis_pins(match: Match, role: Role, letter: str, size: int, case: Case) -> list[tuple[int, int, int]]:
     # A merged axis of known other sizes, such as (BH), is pinned to the product.
-    sizes = _sizes(match, "key" if role in (match.query, match.key) else "value", None)
+    sizes = {**_sizes(match, "key" if role in (match.query, match.key) else "value", case), "T": None}
     found: list[tuple[int, int, int]] = []
     for index, axis in enumerate(axes(role.layout)):
         others = [sizes[other] for other in axis if other != letter]
@@ -226,5 +245,7 @@ def _notes(match: Match, operator: Operator, case: Case) -> tuple[str, ...]:
     typed = _NAMES[case.boundary]
     notes = [f"{typed}_boundary: {', '.join(rounded)} rounded to {typed}"] if rounded else []
     if not case.options.pin and not isinstance(match.dims.batch, int):
-        notes.append(f"batch_one_assumed: the axis {match.dims.batch} stays in the file but must be 1")
+        notes.append(
+            f"batch_one_assumed: the axis {match.dims.batch} stays in the file but must be {case.options.batch}"
+        )
     return tuple(notes)

@@ -19,8 +19,8 @@ TARGET_TEXTS = {
     "--skip-sites",
     "head-count": "there are {key_heads} key and {value_heads} value heads, the kernel takes at most {limit} of "
     "either; leave this site out with --skip-sites",
-    "static-batch": "the batch is fixed to {batch} and this target takes one sequence; export the model with batch 1 "
-    "or with a dynamic batch axis",
+    "static-batch": "the batch is fixed to {batch} and the output is to take {wanted}; give --batch {batch}, or export "
+    "the model with batch {wanted} or with a dynamic batch axis",
     "bf16-boundary": "{roles} is bfloat16 and the kernel takes float16, whose range is smaller; add "
     "--allow-bf16-to-fp16 if the values stay below 65504",
     "rgdr-tokens": "RecurrentGatedDeltaRule needs a token count that is fixed in the file and between 1 and {limit}, "
@@ -102,13 +102,13 @@ def head_count(mark: str, limit: int, fact: str) -> Limit:
 
 
 def static_batch(mark: str, fact: str) -> Limit:
-    """The batch is one, or free to become one."""
+    """The batch is the one that the output takes, or free to become it."""
 
     def check(case: Case) -> Reason | None:
         # A node that is there already (no source dtypes) may be written for several sequences.
-        if case.batch == 1 or not isinstance(case.batch, int) or not case.dtypes:
+        if case.batch == case.options.batch or not isinstance(case.batch, int) or not case.dtypes:
             return None
-        return Reason("static-batch", {"batch": case.batch})
+        return Reason("static-batch", {"batch": case.batch, "wanted": case.options.batch})
 
     return Limit("static-batch", mark, fact, check)
 
@@ -154,10 +154,11 @@ def rgdr_batch_heads(mark: str, block: int) -> Limit:
     """With more than one sequence, value heads are a multiple of `block`."""
 
     def check(case: Case) -> Reason | None:
-        one = not isinstance(case.batch, int) or case.batch == 1
-        if one or not (case.value_heads or 0) % block:
+        # What is to be fused takes the batch that is asked for; a node that is there already has its own.
+        batch = case.options.batch if case.dtypes else case.batch
+        if not isinstance(batch, int) or batch == 1 or not (case.value_heads or 0) % block:
             return None
-        return Reason("rgdr-batch-heads", {"batch": case.batch, "value_heads": case.value_heads, "block": block})
+        return Reason("rgdr-batch-heads", {"batch": batch, "value_heads": case.value_heads, "block": block})
 
     fact = f"for more than one sequence, gates of heads that are no multiple of {block} are read past their end"
     return Limit("rgdr-batch-heads", mark, fact, check)

@@ -138,6 +138,7 @@ class Profile:
         opset: domain and least version of the opset import the nodes need.
         requires: packages that run the fused file.
         lint: further rules.
+        fixes_batch: whether the number of sequences is written into the fused nodes.
     """
 
     name: str
@@ -149,6 +150,7 @@ class Profile:
     opset: tuple[str, int] | None = None
     requires: tuple[Requirement, ...] = ()
     lint: LintRules = field(default_factory=LintRules)
+    fixes_batch: bool = False
 
     @property
     def limits(self) -> tuple[Limit, ...]:
@@ -172,6 +174,8 @@ class Profile:
         Raises:
             UserError: ``option``: an option names what this target does not have.
         """
+        if options.batch != 1 and not self.fixes_batch:
+            raise UserError("option", f"target {self.name} leaves the batch as it is in the model; leave --batch out")
         operator = self._operator(match, options)
         if isinstance(operator, Reason):
             return operator
