@@ -142,6 +142,26 @@ def bindings(
                 yield Binding(numbers, batch, tokens, batch_dims, tokens_dims)
 
 
+def rebound(bench: Bench, gate: int, layout: str, sizes: Mapping[str, int], binding: Binding) -> Binding:
+    """A binding whose free axes are those of the layout that the gate turned out to have.
+
+    Args:
+        bench: knows the operands' sizes.
+        gate: the log decay, or beta of a rule without one.
+        layout: of the gate.
+        sizes: letter -> size, in the run that told the layout.
+        binding: of that run, perhaps made for another layout.
+    """
+    groups = layouts.axes(layout)
+    tokens_dims, batch_dims = (_dims_at(bench.shapes, gate, groups, letter) for letter in "TB")
+    if (tokens_dims, batch_dims) == (binding.tokens_dims, binding.batch_dims):
+        return binding
+    tokens, batch = (sizes[letter] if dims else None for letter, dims in (("T", tokens_dims), ("B", batch_dims)))
+    free = tuple(binding.numbers)
+    numbers = _numbers(tokens_dims, tokens, batch_dims, batch, free)
+    return binding if numbers is None else Binding(numbers, batch, tokens, batch_dims, tokens_dims)
+
+
 def _dims_at(shapes: Mapping[int, tuple[Dim, ...]], gate: int, groups: Sequence[str], letter: str) -> tuple[Dim, ...]:
     """The free sizes of one axis, in every operand that has it; none where the gate's is fixed."""
     if letter not in groups:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from deltafuse import region
-from deltafuse.bench import Bench, Binding, bindings, open_bench
+from deltafuse.bench import Bench, Binding, bindings, open_bench, rebound
 from deltafuse.bodies import LOOPS
+from deltafuse.counts import smallest_running
 from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop
 from deltafuse.dims import Dim
 from deltafuse.draws import DRAWS, Array, Draw
@@ -47,8 +48,6 @@ _UNREAD = frozenset({"not-the-rule", "not-equal", "dims-unknown"})
 
 #: Relative, in double; of 235 proofs seen 224 were below 1e-14.
 BAR = 1e-12
-#: Most tokens that are tried.
-_MOST = 4096
 #: Chains of values behind the rule (casts, layout, the norm that follows) that are looked at.
 _CHAIN = 48
 
@@ -133,7 +132,9 @@ def _prove_on(setting: Setting, bench: Bench) -> Proven | Reason:
     for binding in chain(usual, _smallest_running(setting, bench, runs)):
         tried = _attempt(setting, bench, binding)
         if isinstance(tried, Fit):
-            return _conclude(setting, bench, tried, binding)
+            assignment = tried.explained.assignment
+            layout = next(assignment.layouts[role] for role, value in assignment.values.items() if value == gate)
+            return _conclude(setting, bench, tried, rebound(bench, gate, layout, assignment.sizes, binding))
         if isinstance(tried, Reason) and tried.code != "cut-does-not-run":
             return tried
         runs.append((binding, isinstance(tried, _Odd)))
@@ -167,33 +168,21 @@ def _attempt(setting: Setting, bench: Bench, binding: Binding) -> Fit | _Odd | R
 
 
 def _smallest_running(setting: Setting, bench: Bench, runs: Sequence[tuple[Binding, bool]]) -> Iterator[Binding]:
-    """The smallest token count that runs, where none of the usual ones was right.
-
-    A graph that was traced for many tokens fails below its range and runs, but wrongly, above it.
-    """
+    """The smallest token count that runs, where none of the usual ones was right."""
     free = [binding for binding, _ in runs if binding.tokens is not None]
     if not free:
         return
     start = free[0]
 
-    def fails(tokens: int) -> bool:
+    def does(tokens: int) -> bool:
         binding = start.at(tokens, start.batch)
         if binding is None:
-            return True
+            return False
         feeds = search_feeds(bench, setting.roots, binding.numbers, setting.pattern.decay)
-        return isinstance(bench.run(feeds, binding.numbers), Reason)
+        return not isinstance(bench.run(feeds, binding.numbers), Reason)
 
-    outcomes = {binding.tokens or 0: ran for binding, ran in runs if binding.batch == start.batch}
-    low = max((tokens for tokens, ran in outcomes.items() if not ran), default=0)
-    high = min((tokens for tokens, ran in outcomes.items() if ran and tokens > low), default=0)
-    while not high and low < _MOST:
-        low, high = (2 * low, 0) if fails(2 * low) else (low, 2 * low)
-    if not low or not high:
-        return
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fails(middle) else (low, middle)
-    found = start.at(high, start.batch)
+    tokens = smallest_running({b.tokens or 0: ran for b, ran in runs if b.batch == start.batch}, does)
+    found = start.at(tokens, start.batch) if tokens else None
     if found is not None:
         yield found
 
