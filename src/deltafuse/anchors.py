@@ -46,7 +46,17 @@ class DecayAnchors:
                 continue
             if len(roots) == 1:
                 anchors[node] = roots.pop()
-        return anchors
+        return self._unpacked(anchors)
+
+    def _unpacked(self, anchors: dict[int, int]) -> dict[int, int]:
+        """The anchors with the part of a packed value that is the log decay, where it is one part."""
+        graph = self._model.graph
+        exponents: dict[int, list[int]] = {}
+        for node, g in anchors.items():
+            read = graph.node_inputs[node][0] if graph.op[node] in self._pattern.anchors else g
+            exponents.setdefault(g, []).append(read)
+        parts = {g: self._climber.part(g, read) for g, read in exponents.items() if g not in read}
+        return {node: parts.get(g, g) for node, g in anchors.items()}
 
     def _is_anchor(self, graph: Graph, kinds: bytearray, node: int) -> bool:
         if graph.op[node] not in self._pattern.anchors or kinds[graph.node_outputs[node][0]] != Kind.DATA:

@@ -23,6 +23,9 @@ _PREPARATION = LAYOUT | {
     "Max", "Clip", "MatMul", "FusedMatMul", "Gemm", "Einsum", "CumSum",
 }  # fmt: skip
 
+#: Operators that give a decay its sign and rate.
+_SCALING = frozenset({"Neg", "Mul", "Cast", "Identity"})
+
 #: An end that exporters write for "to the end".
 _END = 2**31 - 1
 
@@ -44,6 +47,7 @@ class DecayClimber:
         self._kinds = kinds
         self._fence = fence
         self._decay_roots: dict[int, tuple[int, ...]] = {}
+        self._parted: set[int] = set()
 
     def decay_roots(self, start: int) -> tuple[int, ...]:
         """The values that an exponent is a linear, causal rearrangement of."""
@@ -52,10 +56,38 @@ class DecayClimber:
             known[start] = tuple(self._climb([start], self._is_decay_step))
         return known[start]
 
-    def _climb(self, entries: Sequence[int], passes: Callable[[int], bool], stop: int = -1) -> list[int]:
+    def part(self, g: int, anchors: Sequence[int]) -> int:
+        """The log decay where ``g`` is packed with something else: the only part of it that the anchors read.
+
+        From then on it is where climbs end. Where nothing is packed with it, ``g`` itself.
+
+        Args:
+            g: what the anchors' exponents climb to.
+            anchors: these exponents.
+        """
+        passed: set[int] = set()
+        self._climb(anchors, self._is_decay_step, seen=passed)
+        graph, kinds, value, found = self._graph, self._kinds, g, g
+        while True:
+            readers = [node for node in graph.consumers[value] if kinds[graph.node_outputs[node][0]] == Kind.DATA]
+            results = [result for node in readers for result in graph.node_outputs[node]]
+            own = [result for result in results if result in passed]
+            if len(own) != 1 or graph.op[graph.producer[own[0]]] not in LAYOUT:
+                break
+            value = own[0]
+            if len(results) > 1 and all(graph.op[node] in _PARTS for node in readers):
+                found = value
+        if found != g:
+            self._parted.add(found)
+            self._decay_roots.clear()
+        return found
+
+    def _climb(
+        self, entries: Sequence[int], passes: Callable[[int], bool], stop: int = -1, seen: set[int] | None = None
+    ) -> list[int]:
         graph = self._graph
         roots: set[int] = set()
-        seen: set[int] = set()
+        seen = set() if seen is None else seen
         stack = list(entries)
         while stack:
             value = stack.pop()
@@ -63,7 +95,7 @@ class DecayClimber:
                 continue
             seen.add(value)
             node = graph.producer[value]
-            if value == stop or node < 0 or not passes(node):
+            if value == stop or node < 0 or value in self._parted or not passes(node):
                 roots.add(value)
                 continue
             stack += self._data(node)
@@ -81,12 +113,29 @@ class DecayClimber:
             return False
         data = self._data(node)
         if op in ("Mul", "MatMul", "FusedMatMul", "Einsum"):
-            return len(data) == 1
+            return len(data) == 1 and not self._makes_decay(node)
         if op == "Neg":
-            # -(softplus * a) is how a decay is made; a sign that follows a finished decay is a change of the rule.
-            source = self._graph.producer[data[0]]
-            return source < 0 or not self._fenced(source)
+            # A sign that follows a finished decay is a change of the rule.
+            return not self._makes_decay(node)
         return not _selects_by_data(op, self._graph.node_inputs[node], self._kinds)
+
+    def _makes_decay(self, node: int) -> bool:
+        """Whether a sign or a factor is part of how a decay is made of an activation: a * softplus(x)."""
+        graph = self._graph
+        while node >= 0 and not self._fenced(node):
+            if graph.op[node] not in _SCALING or not all(self._is_number(value) for value in graph.node_inputs[node]):
+                return False
+            node = graph.producer[self._data(node)[0]]
+        return node >= 0
+
+    def _is_number(self, value: int) -> bool:
+        """Whether a value is data or one number."""
+        graph = self._graph
+        if self._kinds[value] == Kind.DATA:
+            return True
+        node = graph.producer[value]
+        head = graph.initializers.get(value) or (graph.constant_head(node) if node >= 0 else None)
+        return head is not None and head.elements == 1
 
     def _data(self, node: int) -> list[int]:
         inputs = self._graph.reads(node)
@@ -136,7 +185,7 @@ class Climber(DecayClimber):
             lengths: sizes that an axis of tokens may have.
         """
         op = self._graph.op[node]
-        if op not in _PREPARATION or self._fenced(node) or self._gated(node):
+        if op not in _PREPARATION or self._fenced(node) or self._gated(node) or self._squashes(node):
             return False
         if _selects_by_data(op, self._graph.node_inputs[node], self._kinds):
             return False
@@ -156,6 +205,18 @@ class Climber(DecayClimber):
                 return True
         return False
 
+    def _squashes(self, node: int) -> bool:
+        """Whether a quotient is a sigmoid that is written out, or a product with one: x / (1 + exp(y))."""
+        graph = self._graph
+        if graph.op[node] not in ("Div", "Reciprocal"):
+            return False
+        below = graph.producer[self._uncast(graph.node_inputs[node][-1])]
+        if below < 0 or graph.op[below] != "Add":
+            return False
+        return any(
+            graph.producer[value] >= 0 and graph.op[graph.producer[value]] == "Exp" for value in self._data(below)
+        )
+
     def _uncast(self, value: int) -> int:
         graph = self._graph
         while (node := graph.producer[value]) >= 0 and graph.op[node] in ("Cast", "Identity"):
@@ -170,6 +231,8 @@ class Climber(DecayClimber):
         if shape is None or axes is None:
             return False
         for axis in (a % len(shape) for a in axes):
+            if shape[axis] == 1:
+                continue
             if axis == 0:
                 return False
             inner = len(shape) >= 4 and axis < len(shape) - 1
