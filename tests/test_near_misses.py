@@ -20,7 +20,7 @@ NEAR = {
     "nm_decay_floor": ["piecewise"],
     "nm_decay_sign": ["decay-sign"],
     "nm_loop_clamped": ["piecewise"],
-    "nm_loop_early": ["not-the-rule"],
+    "nm_loop_early": ["early-exit"],
     "nm_loop_gated": ["position-gate"],
     "nm_loop_short": ["trip-count"],
     "nm_softmax": [],

@@ -24,7 +24,7 @@ class Body:
         kinds: kind of each of its values.
         inputs: body input -> value of the scope around it that it starts from or takes slices of.
         carried: body input -> body output that it is in the next step.
-        counters: body inputs that count steps.
+        counters: body inputs that count steps: the loop's own, and carried ones that grow by a constant.
         flag: (body input, body output) that says whether to go on, (0, 0) where there is none.
     """
 
@@ -70,6 +70,17 @@ def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[
             yield _body(model, graph, kinds, node, inner)
 
 
+def _counts(graph: Graph, value: int, after: int) -> bool:
+    """Whether a carried value grows by a constant in each step: a counter that is written out."""
+    while (node := graph.producer[after]) >= 0 and graph.op[node] in ("Identity", "Cast"):
+        after = graph.node_inputs[node][0]
+    if node < 0 or graph.op[node] != "Add" or value not in graph.node_inputs[node]:
+        return False
+    (step,) = [other for other in graph.node_inputs[node] if other != value] or [value]
+    source = graph.producer[step]
+    return step in graph.initializers or (source >= 0 and graph.op[source] == "Constant")
+
+
 def _called(scope: Model, graph: Graph, kinds: bytearray, node: int) -> Body:
     inner = scope.graph
     inputs = dict(zip(inner.inputs, graph.node_inputs[node], strict=False))
@@ -87,6 +98,9 @@ def _body(model: Model, graph: Graph, kinds: bytearray, node: int, inner: Graph)
         counters, flag = (inner.inputs[0],), (inner.inputs[1], inner.outputs[0])
         inputs = dict(zip(inner.inputs[2:], given[2:], strict=True))
         carried = dict(zip(inner.inputs[2:], inner.outputs[1:], strict=False))
+        counting = [v for v, after in carried.items() if kinds[inputs[v]] == Kind.CONSTANT and _counts(inner, v, after)]
+        counters += tuple(counting)
+        inputs, carried = ({v: x for v, x in some.items() if v not in counting} for some in (inputs, carried))
     elif op == "Scan":
         states = len(given) - graph.attributes(node)["num_scan_inputs"].i
         inputs = dict(zip(inner.inputs, given, strict=True))

@@ -18,6 +18,8 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment
 from deltafuse.shapes import Shapes
 from deltafuse.trial import Trial
+from deltafuse.while_loops import trip_count
+from deltafuse.wire import Model
 
 TEXTS.update(
     {
@@ -40,18 +42,20 @@ _BAR = 1e-10
 _COUNTS = (*range(1, 1025), *(2**power + step for power in range(11, 31) for step in (-1, 0, 1)))
 
 
-def short_loop(graph: Graph, shapes: Shapes, loops: Sequence[int]) -> Reason | None:
+def short_loop(model: Model, kinds: bytearray, shapes: Shapes, loops: Sequence[int]) -> Reason | None:
     """A loop whose trip count is not known to follow the token axis: it may stop short where no trial goes.
 
     Args:
-        graph: the graph they lie in.
+        model: whose main graph they lie in.
+        kinds: of its values.
         shapes: knows the trip counts.
         loops: Loop and Scan nodes; a Scan takes its axis whole.
     """
+    graph = model.graph
     for node in loops:
         if graph.op[node] != "Loop":
             continue
-        trips = shapes.contents(graph.node_inputs[node][0])
+        trips = shapes.contents(trip_count(model, graph, kinds, node))
         count = [] if trips is None else cast("list[Dim | None]", trips.ravel().tolist())
         if len(count) != 1 or not _follows(count[0]):
             shown = ", ".join(map(str, count)) or "not known"
@@ -60,7 +64,7 @@ def short_loop(graph: Graph, shapes: Shapes, loops: Sequence[int]) -> Reason | N
 
 
 def _follows(count: Dim | None) -> bool:
-    """Whether a trip count is the number of tokens or of chunks at every size; a fixed one shows in the valid range."""
+    """Whether a trip count is the number of tokens, padded ones too, or of chunks; a fixed one shows in the range."""
     if count is None or isinstance(count, int):
         return count is not None
     free = symbols(count)
@@ -68,7 +72,10 @@ def _follows(count: Dim | None) -> bool:
         return False
     at = {tokens: evaluate(count, dict.fromkeys(free, tokens)) for tokens in _COUNTS}
     chunk = max((tokens for tokens, trips in at.items() if trips == 1), default=0)
-    return chunk > 0 and all(trips == -(-tokens // chunk) for tokens, trips in at.items())
+    padded = at[1]
+    return (chunk > 0 and all(trips == -(-tokens // chunk) for tokens, trips in at.items())) or (
+        padded > 0 and all(trips == -(-tokens // padded) * padded for tokens, trips in at.items())
+    )
 
 
 def other_beyond(trial: Trial, binding: Binding, validity: Validity, *, looping: bool) -> Reason | None:

@@ -15,7 +15,9 @@ from deltafuse.bodies import Body, bodies, has_body
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
+from deltafuse.size_choices import period
 from deltafuse.tensors import read_tensor
+from deltafuse.while_loops import limit
 from deltafuse.wire import Model
 
 TEXTS.update(
@@ -193,11 +195,14 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
     chosen = [graph.node_inputs[node][position] for position in decided if position < len(graph.node_inputs[node])]
     if any(value in reach.data for value in chosen):
         return _reason(graph, node, "piecewise")
-    if graph.op[node] == "If" and any(value in reach.gates | reach.measures for value in chosen):
+    sized = graph.op[node] == "If" and any(value in reach.gates | reach.measures for value in chosen)
+    # A choice that comes round again is tried at each of its turns.
+    if sized and (scope.shapes is None or not period(graph, scope.shapes, chosen[0])[0]):
         return _reason(graph, node, "position-gate")
     everything = reach.of(graph.reads(node))
     for body in bodies(scope.model, graph, scope.kinds, node):
-        if body.flag != (0, 0) and not _runs_through(scope, node, body):
+        counted = body.flag != (0, 0) and limit(scope.model, graph, node, body) != 0
+        if body.flag != (0, 0) and not counted and not _runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
         outer = {value: body.outside(graph, value) for value in range(1, len(body.graph.value_names))}
         inner = _Reach(

@@ -25,6 +25,7 @@ from deltafuse.roles import Assignment, gate_layouts
 from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search, why_not
 from deltafuse.shapes import Shapes
+from deltafuse.size_choices import turns_fail
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
 from deltafuse.wire import Model
@@ -204,17 +205,21 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Pro
         return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
     loops = [node for node in setting.candidate.core if setting.model.graph.op[node] in LOOPS]
-    short = short_loop(setting.model.graph, setting.shapes, loops) if binding.tokens is not None else None
+    short = short_loop(setting.model, setting.kinds, setting.shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
     loose = free_heads(setting.model.graph, setting.shapes, explained.assignment)
     if loose is not None:
         return loose
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
-    other = other_beyond(trial, binding, validity, looping=bool(loops))
-    alone = alone_fails(trial, at) if other is None else other
-    if alone is not None:
-        return alone
+    nodes, _ = backward_slice(setting.model.graph, bench.cut.inputs, [v for v in (out, final) if v is not None])
+    for fault in (
+        other_beyond(trial, binding, validity, looping=bool(loops)),
+        alone_fails(trial, at),
+        turns_fail(trial, binding, validity, setting.model.graph, setting.shapes, nodes),
+    ):
+        if fault is not None:
+            return fault
     errors = _errors(trial, at)
     if isinstance(errors, Reason):
         return errors

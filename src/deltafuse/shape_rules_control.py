@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
+from deltafuse.dim_algebra import Expr, bounds
 from deltafuse.dims import Dim, parse
 from deltafuse.graph import Graph
 from deltafuse.protobuf import fields
@@ -70,7 +71,32 @@ def _branches(op: Op) -> list[Engine]:
 
 def _if(op: Op) -> Outputs | None:
     found = [[_shape_outside(body, value) for value in body.graph.outputs] for body in _branches(op)]
+    missing = _missing(op) if len(found) == 2 else None
+    if missing is not None:
+        found[1] = [_filled(*pair, missing) for pair in zip(*found, strict=False)]
     return Outputs([_agreed(shapes) for shapes in zip(*found, strict=False)]) if found else None
+
+
+def _missing(op: Op) -> Dim | None:
+    """The size that must be above zero for the first branch: what a guarded pad adds. None where it may be negative."""
+    graph, value = op.engine.graph, op.engine.graph.node_inputs[op.index][0]
+    while (node := graph.producer[value]) >= 0 and graph.op[node] in ("Cast", "Identity"):
+        value = graph.node_inputs[node][0]
+    if node < 0 or graph.op[node] != "Greater":
+        return None
+    size, bound = (op.engine.contents(read) for read in graph.node_inputs[node])
+    if size is None or bound is None or elements(bound) != [0]:
+        return None
+    first, *more = elements(size)
+    return first if isinstance(first, (int, Expr)) and not more and bounds(first)[0] >= 0 else None
+
+
+def _filled(then: PartialShape | None, other: PartialShape | None, missing: Dim) -> PartialShape | None:
+    """The other branch's shape in terms of the first's: where nothing is missing, both are the same."""
+    if then is None or other is None or len(then) != len(other):
+        return other
+    pairs = zip(then, other, strict=True)
+    return [a if a is not None and b is not None and a - b == missing else b for a, b in pairs]
 
 
 def _if_dtypes(op: Op) -> tuple[int | None, ...]:

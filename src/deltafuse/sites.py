@@ -10,6 +10,7 @@ from dataclasses import replace
 from deltafuse import layouts, prover, region
 from deltafuse.anchors import contracts_data
 from deltafuse.bodies import is_call
+from deltafuse.buried import buried, deeper
 from deltafuse.dims import Dim
 from deltafuse.finder import Candidate
 from deltafuse.match import Dims, Match, NoMatch, Proof, Role
@@ -48,8 +49,10 @@ def prove_sites(
     trials: dict[bytes, Trial] = {}
     known: dict[bytes, tuple[Proven | Reason, Pattern, str, list[int]]] = {}
     sites: list[Site] = []
+    seen: set[int] = set()
     for candidate in candidates:
         advance(candidate.name)
+        seen.update(candidate.core)
         key, values = _signature(model, shapes, candidate)
         shared: str | None = None
         if key in known:
@@ -64,6 +67,10 @@ def prove_sites(
         if isinstance(site, Match):
             _define(shapes, site)
         sites.append(site)
+    sites += [
+        NoMatch(f"inside.{node}", reason, near_miss=True, nodes=1)
+        for node, reason in buried(model, kinds, rules[0], seen)
+    ]
     return tuple(sites), trials
 
 
@@ -81,7 +88,8 @@ def _prove(
         if outcome.code not in (_OTHER_SHAPE, "not-the-rule"):
             break
     assert refused is not None, "there is at least one rule"
-    return refused
+    inside = deeper(model, kinds, refused[1], candidate.core) if refused[0].code == "not-the-rule" else None
+    return refused if inside is None else (inside, refused[1])
 
 
 def _signature(model: Model, shapes: Shapes, candidate: Candidate) -> tuple[bytes, list[int]]:

@@ -1,0 +1,81 @@
+"""Rules that lie inside a subgraph, with their preparation or more around them: seen, but out of reach."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from deltafuse.bodies import LOOPS, Body, bodies, has_body
+from deltafuse.finder import Finder
+from deltafuse.graph import Graph
+from deltafuse.patterns import Pattern
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.shapes import Shapes
+from deltafuse.wire import Model
+
+TEXTS.update(
+    {
+        "inside-body": "what may be a delta rule lies inside {node} ({op}), and only what lies in the main graph is "
+        "replaced: inline the function, unroll the loop or export the branch that is taken",
+    }
+)
+
+
+def buried(model: Model, kinds: bytearray, pattern: Pattern, seen: Collection[int]) -> Iterator[tuple[int, Reason]]:
+    """The nodes of the main graph that may hold the rule in a subgraph and belong to no candidate.
+
+    Args:
+        model: the scanned file.
+        kinds: of the main graph's values.
+        pattern: the rule.
+        seen: nodes of candidates.
+    """
+    graph = model.graph
+    if pattern.decay == "none":
+        # Two contractions in a body say too little.
+        return
+    for node in range(len(graph.op)):
+        if has_body(model, graph, node) and node not in seen and _holds(model, graph, kinds, node, pattern):
+            yield node, _reason(graph, node)
+
+
+def deeper(model: Model, kinds: bytearray, pattern: Pattern, core: Collection[int]) -> Reason | None:
+    """That a candidate that is not the rule as it stands holds one further inside, None where it does not.
+
+    A Loop or Scan whose own body is a step is no such thing: it was tried as what it is.
+    """
+    graph = model.graph
+    for node in core:
+        if not has_body(model, graph, node) or pattern.decay == "none":
+            continue
+        if graph.op[node] in LOOPS and not graph.domain[node]:
+            inside = any(_nested(body, pattern) for body in bodies(model, graph, kinds, node))
+        else:
+            inside = _holds(model, graph, kinds, node, pattern)
+        if inside:
+            return _reason(graph, node)
+    return None
+
+
+def _holds(model: Model, graph: Graph, kinds: bytearray, node: int, pattern: Pattern) -> bool:
+    return any(_is_rule(body, pattern) or _nested(body, pattern) for body in bodies(model, graph, kinds, node))
+
+
+def _nested(body: Body, pattern: Pattern) -> bool:
+    inner = body.graph
+    return any(
+        has_body(body.model, inner, node) and _holds(body.model, inner, body.kinds, node, pattern)
+        for node in range(len(inner.op))
+    )
+
+
+def _is_rule(body: Body, pattern: Pattern) -> bool:
+    """Whether a candidate is found in a body as if it were a main graph."""
+    scope = replace(body.model, graph=body.graph, declarations=())
+    vars(scope)["local_functions"] = body.model.local_functions
+    return next(Finder(scope, body.kinds, Shapes(scope), pattern).find(), None) is not None
+
+
+def _reason(graph: Graph, node: int) -> Reason:
+    name = graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+    return Reason("inside-body", {"node": name, "op": graph.op[node]})

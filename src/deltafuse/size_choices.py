@@ -1,0 +1,93 @@
+"""Branches that sizes choose: harmless where the choice comes round again every few tokens, as that of a pad does."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from deltafuse.bench import Binding
+from deltafuse.dims import Dim, evaluate, symbols
+from deltafuse.draws import DRAWS
+from deltafuse.graph import Graph
+from deltafuse.match import Validity
+from deltafuse.reasons import Reason
+from deltafuse.shapes import Shapes
+from deltafuse.trial import Trial
+
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "Greater": operator.gt, "GreaterOrEqual": operator.ge, "Less": operator.lt, "LessOrEqual": operator.le,
+    "Equal": operator.eq,
+}  # fmt: skip
+
+#: Largest chunk whose padding is looked through.
+_LONGEST = 128
+#: Sizes at which a condition is computed: each up to some chunks, then powers of two and what lies beside them.
+_SIZES = (*range(1, 1025), *(2**power + step for power in range(11, 31) for step in (-1, 0, 1)))
+_BAR = 1e-10
+
+
+def period(graph: Graph, shapes: Shapes, condition: int) -> tuple[int, str]:
+    """After how many steps of which symbol a condition on one size comes round again; (0, "") where it does not."""
+    node = _bare(graph, condition)
+    if node < 0 or graph.op[node] not in _COMPARISONS:
+        return 0, ""
+    sides = [_number(shapes, value) for value in graph.node_inputs[node]]
+    free = {symbol for side in sides if side is not None for symbol in symbols(side)}
+    if None in sides or len(free) != 1:
+        return 0, ""
+    (symbol,) = free
+    compare = _COMPARISONS[graph.op[node]]
+    outcomes = {
+        size: compare(*(evaluate(side, {symbol: size}) for side in sides if side is not None)) for size in _SIZES
+    }
+    for length in range(1, _LONGEST + 1):
+        if all(outcome == outcomes[(size - 1) % length + 1] for size, outcome in outcomes.items()):
+            return length, symbol
+    return 0, ""
+
+
+def turns_fail(
+    trial: Trial, binding: Binding, validity: Validity, graph: Graph, shapes: Shapes, nodes: Sequence[int]
+) -> Reason | None:
+    """A choice between branches by a size that is not right at every turn, or that is not known to be.
+
+    Args:
+        trial: what is right at some token counts.
+        binding: sizes at which it is.
+        validity: the range in which it is.
+        graph: the graph that the site lies in.
+        shapes: knows its sizes.
+        nodes: the site's.
+    """
+    for node in nodes:
+        if graph.op[node] != "If" or graph.domain[node]:
+            continue
+        length, symbol = period(graph, shapes, graph.node_inputs[node][0])
+        reason = Reason("position-gate", {"op": "If", "node": graph.node_name(node)})
+        if length == 0:
+            # Settled by sizes that are fixed: it is no choice.
+            continue
+        if all(symbol not in symbols(dim) for dim in binding.tokens_dims):
+            return reason
+        for tokens in range(validity.low, min(validity.low + length - 1, validity.high) + 1):
+            at = binding.at(tokens, None if binding.batch is None else 1)
+            error = reason if at is None else trial.error(at, DRAWS[0], tokens)
+            if isinstance(error, Reason) or error > _BAR:
+                return reason
+    return None
+
+
+def _bare(graph: Graph, value: int) -> int:
+    """The node that makes a value, casts left out."""
+    while (node := graph.producer[value]) >= 0 and graph.op[node] in ("Cast", "Identity"):
+        value = graph.node_inputs[node][0]
+    return node
+
+
+def _number(shapes: Shapes, value: int) -> Dim | None:
+    contents = shapes.contents(value)
+    if contents is None or contents.size != 1:
+        return None
+    item = contents.ravel().tolist()[0]
+    return None if isinstance(item, (bool, float)) else item
