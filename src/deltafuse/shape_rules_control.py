@@ -73,7 +73,7 @@ def _if(op: Op) -> Outputs | None:
     found = [[_shape_outside(body, value) for value in body.graph.outputs] for body in _branches(op)]
     missing = _missing(op) if len(found) == 2 else None
     if missing is not None:
-        found[1] = [_filled(*pair, missing) for pair in zip(*found, strict=False)]
+        found[1] = [_filled(then, other, missing) for then, other in zip(found[0], found[1], strict=False)]
     return Outputs([_agreed(shapes) for shapes in zip(*found, strict=False)]) if found else None
 
 
