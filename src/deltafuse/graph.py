@@ -6,16 +6,19 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TypeVar, overload
+from typing import TypeAlias, TypeVar, overload
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 
 from deltafuse.protobuf import fields
-from deltafuse.tensors import TensorHead, constant_head
+from deltafuse.tensors import TensorHead, node_head
 
 __all__ = ["Graph", "Runs", "Spans", "TensorHead"]
 
 _T = TypeVar("_T")
+Offsets: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class _Column(Sequence[_T]):
@@ -69,6 +72,15 @@ class Runs(_Column["tuple[tuple[int, int], ...]"]):
         """From the start of the first range of a run to the end of its last, (0, 0) for an empty run."""
         first, stop = self._range(index)
         return (self.spans.starts[first], self.spans.ends[stop - 1]) if stop > first else (0, 0)
+
+    def wholes(self) -> tuple[Offsets, Offsets]:
+        """`whole` of every run: their starts and their ends."""
+        stops = np.array(self.stops)
+        firsts = np.concatenate([np.zeros(1, np.int64), stops])[:-1]
+        empty = firsts == stops
+        # One more, for runs that end where there is no further range.
+        starts, ends = (np.append(np.array(column), 0) for column in (self.spans.starts, self.spans.ends))
+        return np.where(empty, 0, starts[firsts]), np.where(empty, 0, ends[stops - 1])
 
     def _range(self, index: int) -> tuple[int, int]:
         return (self.stops[index - 1] if index else 0), self.stops[index]
@@ -157,7 +169,7 @@ class Graph:
         """What a Constant node holds, without its data; None where the node is no Constant."""
         if self.op[index] != "Constant" or self.domain[index]:
             return None
-        return constant_head(self.data, self.attribute_spans[index])
+        return node_head(self.data, self.attribute_spans[index])
 
     def value_info(self, value: int) -> onnx.ValueInfoProto | None:
         """Decodes what the file declares of a value, None where it says nothing."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -18,7 +16,7 @@ from deltafuse.patterns import Pattern
 from deltafuse.prover import Proven, prove
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
-from deltafuse.tensors import read_tensor
+from deltafuse.signature import Signature, Signer
 from deltafuse.trial import Trial
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
@@ -47,20 +45,21 @@ def prove_sites(
         The sites, and by class key the trial that each class was proven with.
     """
     trials: dict[bytes, Trial] = {}
-    known: dict[bytes, tuple[Proven | Reason, Pattern, str, list[int]]] = {}
+    known: dict[bytes, tuple[Proven | Reason, Pattern, str, Signature]] = {}
+    signer = Signer(model, shapes)
     sites: list[Site] = []
     seen: set[int] = set()
     for candidate in candidates:
         advance(candidate.name)
         seen.update(candidate.core)
-        key, values = _signature(model, shapes, candidate)
-        shared: str | None = None
+        signature = signer.sign(candidate)
+        key, shared = signature.key, None
         if key in known:
             outcome, rule, shared, first = known[key]
-            outcome = _carry(outcome, dict(zip(first, values, strict=True)))
+            outcome = _carry(outcome, lambda value, first=first, own=signature: first.counterpart(value, own))
         else:
             outcome, rule = _prove(model, kinds, shapes, rules, worker, candidate)
-            known[key] = (outcome, rule, candidate.name, values)
+            known[key] = (outcome, rule, candidate.name, signature)
             if not isinstance(outcome, Reason):
                 trials[key] = outcome.trial
         site = _site(model, kinds, shapes, rule, candidate, outcome, shared, key)
@@ -92,78 +91,18 @@ def _prove(
     return refused if inside is None else (inside, refused[1])
 
 
-def _signature(model: Model, shapes: Shapes, candidate: Candidate) -> tuple[bytes, list[int]]:
-    """A hash of a candidate's cut up to names, and its values in the order in which the hash met them."""
-    graph = model.graph
-    sizes = dict(candidate.sizes)
-    local: dict[int, int] = {0: 0}
-    values = [0]
-    parts: list[bytes | memoryview] = []
-    wiring = array("i")
-    ops: list[str] = []
-
-    def number(value: int) -> int:
-        local[value] = len(values)
-        values.append(value)
-        if value in sizes:
-            parts.append(str([str(dim) for dim in sizes[value]]).encode())
-        elif value in graph.initializers:
-            parts.append(_content(model, value))
-        return local[value]
-
-    for value in candidate.roots:
-        number(value)
-        parts.append(f"{shapes.dtype(value)}{[str(dim) for dim in shapes.shape(value) or ()]};".encode())
-    reads, writes, op, domain = graph.node_inputs, graph.node_outputs, graph.op, graph.domain
-    data, attributes = graph.data, graph.attribute_spans.whole
-    for node in candidate.nodes:
-        wiring.extend([local[value] if value in local else number(value) for value in reads[node]])
-        wiring.append(-1)
-        wiring.extend([local[value] if value in local else number(value) for value in writes[node]])
-        wiring.append(-1)
-        ops.append(f"{domain[node]}.{op[node]}" if domain[node] else op[node])
-        if op[node] == "Constant":
-            parts.append(_constant(model, node))
-        else:
-            start, stop = attributes(node)
-            parts.append(data[start:stop])
-    wiring.extend([local[value] if value in local else number(value) for value in candidate.frontier])
-    parts += [wiring.tobytes(), " ".join(ops).encode()]
-    return hashlib.blake2b(b"\0".join(parts)).digest(), values
-
-
-def _constant(model: Model, node: int) -> bytes:
-    """The attributes of a Constant; of one that lies outside the file, what it holds."""
-    graph = model.graph
-    start, stop = graph.attribute_spans.whole(node)
-    found = bytes(graph.data[start:stop])
-    if b"location" in found:
-        head = graph.constant_head(node)
-        held = Reason("constant-type") if head is None else read_tensor(model, head)
-        if not isinstance(held, Reason):
-            return f"{held.dtype}{held.shape}".encode() + held.tobytes()
-    return found
-
-
-def _content(model: Model, value: int) -> bytes:
-    array = read_tensor(model, model.graph.initializers[value])
-    if isinstance(array, Reason):
-        return model.graph.value_names[value]
-    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
-
-
-def _carry(outcome: Proven | Reason, to: dict[int, int]) -> Proven | Reason:
+def _carry(outcome: Proven | Reason, to: Callable[[int], int]) -> Proven | Reason:
     """What was proven of one site, in the values of another with the same signature."""
     if isinstance(outcome, Reason):
         return outcome
     assignment = outcome.assignment
     moved = replace(
         assignment,
-        values={role: to[value] for role, value in assignment.values.items()},
-        norms={to[value]: norm for value, norm in assignment.norms.items()},
+        values={role: to(value) for role, value in assignment.values.items()},
+        norms={to(value): norm for value, norm in assignment.norms.items()},
     )
-    final = None if outcome.final_state is None else to[outcome.final_state]
-    return replace(outcome, assignment=moved, out=to[outcome.out], final_state=final)
+    final = None if outcome.final_state is None else to(outcome.final_state)
+    return replace(outcome, assignment=moved, out=to(outcome.out), final_state=final)
 
 
 def _site(

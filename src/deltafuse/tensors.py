@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,21 +35,10 @@ TEXTS.update(
 )
 
 #: bits of one element; types that are not here are not read (4-bit and smaller types, strings)
-_BITS: dict[int, int] = {
-    onnx.TensorProto.FLOAT: 32,
-    onnx.TensorProto.UINT8: 8,
-    onnx.TensorProto.INT8: 8,
-    onnx.TensorProto.UINT16: 16,
-    onnx.TensorProto.INT16: 16,
-    onnx.TensorProto.INT32: 32,
-    onnx.TensorProto.INT64: 64,
-    onnx.TensorProto.BOOL: 8,
-    onnx.TensorProto.FLOAT16: 16,
-    onnx.TensorProto.DOUBLE: 64,
-    onnx.TensorProto.UINT32: 32,
-    onnx.TensorProto.UINT64: 64,
-    onnx.TensorProto.BFLOAT16: 16,
-}
+_NAMES = {8: "UINT8 INT8 BOOL", 16: "UINT16 INT16 FLOAT16 BFLOAT16", 32: "UINT32 INT32 FLOAT", 64: "UINT64 INT64 DOUBLE"}
+_BITS = {onnx.TensorProto.DataType.Value(name): bits for bits, names in _NAMES.items() for name in names.split()}
+#: Constants of at most this many bytes are remembered.
+_SHORT = 128
 _CONSTANT_TYPES: dict[str, int] = {
     "value_float": onnx.TensorProto.FLOAT,
     "value_floats": onnx.TensorProto.FLOAT,
@@ -162,6 +152,26 @@ def constant_head(data: Bytes, attributes: Sequence[tuple[int, int]]) -> TensorH
     return None
 
 
+@lru_cache(maxsize=4096)
+def _short_head(attribute: bytes) -> TensorHead | None:
+    # exports repeat a few constants (axes, an index) tens of thousands of times
+    return constant_head(attribute, [(0, len(attribute))])
+
+
+def node_head(data: Bytes, attributes: Sequence[tuple[int, int]]) -> TensorHead | None:
+    """What `constant_head` gives, found faster where the same constant was seen before."""
+    start, end = attributes[0] if len(attributes) == 1 else (0, _SHORT + 1)
+    if end - start > _SHORT:
+        return constant_head(data, attributes)
+    head = _short_head(bytes(data[start:end]))
+    if head is None:
+        return None
+    rest = tuple((first + start, last + start) for first, last in head.rest)
+    return TensorHead(
+        head.name, head.dtype, head.dims, head.start + start, head.end + start, head.external, head.form, rest
+    )
+
+
 def text_entry(data: Bytes, start: int, end: int) -> tuple[str, str]:
     """Key and value of a StringStringEntryProto."""
     key = value = ""
@@ -194,20 +204,40 @@ def read_tensor(model: Model, head: TensorHead, limit: int = 1 << 20) -> npt.NDA
     if size > limit:
         return Reason("constant-too-large", {"name": name, "size": size, "limit": limit})
     try:
-        if head.form == "attribute":
-            return _literal(head, head.message(model.data))
-        tensor = onnx.TensorProto.FromString(head.message(model.data))
-        if head.external:
-            raw = external_bytes(model.path.parent, head, name, size)
-            if isinstance(raw, Reason):
-                return raw
-            tensor.ClearField("external_data")
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            tensor.raw_data = raw
-        array = numpy_helper.to_array(tensor)
+        message = head.message(model.data)
+        if not head.external:
+            decode = _short_array if len(message) <= _SHORT else _array
+            return decode(message, head.form, head.dtype, bool(head.dims))
+        raw = external_bytes(model.path.parent, head, name, size)
+        if isinstance(raw, Reason):
+            return raw
+        tensor = onnx.TensorProto.FromString(message)
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        tensor.raw_data = raw
+        return _widened(numpy_helper.to_array(tensor), head.dtype)
     except (ValueError, TypeError) as error:
         return Reason("constant-damaged", {"name": name, "error": error})
-    return array.astype(np.float32) if head.dtype == onnx.TensorProto.BFLOAT16 else array
+
+
+def _array(message: bytes, form: str, dtype: int, many: bool) -> npt.NDArray[np.generic]:
+    if form == "attribute":
+        attribute = onnx.AttributeProto.FromString(message)
+        if dtype == onnx.TensorProto.FLOAT:
+            return np.array(list(attribute.floats) if many else attribute.f, np.float32)
+        return np.array(list(attribute.ints) if many else attribute.i, np.int64)
+    return _widened(numpy_helper.to_array(onnx.TensorProto.FromString(message)), dtype)
+
+
+def _widened(array: npt.NDArray[np.generic], dtype: int) -> npt.NDArray[np.generic]:
+    return array.astype(np.float32) if dtype == onnx.TensorProto.BFLOAT16 else array
+
+
+@lru_cache(maxsize=4096)
+def _short_array(message: bytes, form: str, dtype: int, many: bool) -> npt.NDArray[np.generic]:
+    array = _array(message, form, dtype, many)
+    array.flags.writeable = False  # it is handed out again
+    return array
 
 
 def locate(folder: Path, location: str) -> Path:
@@ -246,13 +276,6 @@ def external_bytes(folder: Path, head: TensorHead, name: str, size: int) -> byte
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
         return file.read(size)
-
-
-def _literal(head: TensorHead, message: bytes) -> npt.NDArray[np.generic]:
-    attribute = onnx.AttributeProto.FromString(message)
-    if head.dtype == onnx.TensorProto.FLOAT:
-        return np.array(list(attribute.floats) if head.dims else attribute.f, np.float32)
-    return np.array(list(attribute.ints) if head.dims else attribute.i, np.int64)
 
 
 def _packed(data: Bytes, start: int, end: int) -> list[int]:

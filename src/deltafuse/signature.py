@@ -1,0 +1,153 @@
+"""Which sites are one and the same up to names: a hash of a candidate's cut, made with whole arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from deltafuse.finder import Candidate
+from deltafuse.graph import Graph
+from deltafuse.reasons import Reason
+from deltafuse.shapes import Shapes
+from deltafuse.tensors import read_tensor
+from deltafuse.wire import Model
+
+Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a candidate's cut is up to names.
+
+    Attributes:
+        key: a hash, equal for cuts and cut inputs that are equal.
+        values: value ids in the order in which the cut mentions them, repeats included.
+    """
+
+    key: bytes
+    values: Numbers
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        places: dict[int, int] = {}
+        for place, value in enumerate(self.values.tolist()):
+            places.setdefault(value, place)
+        return places
+
+    def counterpart(self, value: int, other: Signature) -> int:
+        """The value that is in `other`, which has the same key, what `value` is here."""
+        return int(other.values[self._places[value]])
+
+
+class Signer:
+    """Signs the candidates of one model.
+
+    Two cuts are equal where operators, attributes, the contents of constants and the wiring are, and where their
+    inputs agree in rank, dims and type. The number of a value is the place at which it is mentioned first.
+    """
+
+    def __init__(self, model: Model, shapes: Shapes) -> None:
+        graph = model.graph
+        self._model = model
+        self._shapes = shapes
+        self._reads = _Ragged(graph.node_inputs)
+        self._writes = _Ragged(graph.node_outputs)
+        self._first = np.zeros(len(graph.value_names), np.int32)
+        self._is_constant = np.zeros(len(graph.value_names), np.bool_)
+        self._is_constant[list(graph.initializers)] = True
+        self._begins, self._ends = graph.attribute_spans.wholes()
+
+    def sign(self, candidate: Candidate) -> Signature:
+        """The signature of a candidate."""
+        graph, nodes = self._model.graph, np.array(candidate.nodes, np.int32)
+        (reads, read_counts), (writes, write_counts) = self._reads.take(nodes), self._writes.take(nodes)
+        ends = (np.array([0, *candidate.roots], np.int32), np.array(candidate.frontier, np.int32))
+        # The absent value comes first, so that it is never taken for one that is there.
+        values = np.concatenate([ends[0], reads, writes, ends[1]])
+        places = np.arange(len(values), dtype=np.int32)
+        self._first[values[::-1]] = places[::-1]
+        wiring = self._first[values]
+        met = values[wiring == places]
+        parts = [
+            *map(np.ndarray.tobytes, (wiring, read_counts, write_counts)),
+            *(_joined(column[node] for node in candidate.nodes) for column in (graph.op, graph.domain)),
+            *_pieces(self._attributes(candidate)),
+            *_pieces(self._roots(candidate)),
+            *_pieces(self._contents(candidate, met)),
+        ]
+        digest = hashlib.blake2b()
+        for part in _pieces(parts):
+            digest.update(part)
+        return Signature(digest.digest(), values)
+
+    def _attributes(self, candidate: Candidate) -> list[bytes | memoryview]:
+        """The attributes of each node as they are in the file; what a Constant holds where that lies outside of it."""
+        graph, nodes = self._model.graph, np.array(candidate.nodes, np.int32)
+        runs = map(slice, self._begins[nodes].tolist(), self._ends[nodes].tolist())
+        found: list[bytes | memoryview] = list(map(graph.data.__getitem__, runs))
+        if b"location" in b"".join(found):
+            for place, (node, attributes) in enumerate(zip(candidate.nodes, found, strict=True)):
+                if graph.op[node] == "Constant" and b"location" in bytes(attributes):
+                    found[place] = _held(graph, self._model, node) or attributes
+        return found
+
+    def _roots(self, candidate: Candidate) -> list[bytes]:
+        shapes = self._shapes
+        return [
+            f"{shapes.dtype(value)}{[str(dim) for dim in shapes.shape(value) or ()]}".encode()
+            for value in candidate.roots
+        ]
+
+    def _contents(self, candidate: Candidate, met: Numbers) -> list[bytes]:
+        """What constants outside of nodes hold, and the sizes that come from outside, in the order of mention."""
+        sizes, graph = dict(candidate.sizes), self._model.graph
+        held = self._is_constant[met] | np.isin(met, np.array(list(sizes), np.int32))
+        found: list[bytes] = []
+        for value in met[held].tolist():
+            if value in sizes:
+                found.append(str([str(dim) for dim in sizes[value]]).encode())
+                continue
+            array = read_tensor(self._model, graph.initializers[value])
+            found.append(graph.value_names[value] if isinstance(array, Reason) else _bytes(array))
+        return found
+
+
+class _Ragged:
+    """Rows of numbers, end to end."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self._stops = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
+        self._flat = np.fromiter((number for row in rows for number in row), np.int32)
+
+    def take(self, rows: Numbers) -> tuple[Numbers, Numbers]:
+        """Some rows, end to end, and the length of each."""
+        stops = self._stops[rows]
+        starts = np.where(rows > 0, self._stops[rows - 1], 0)
+        lengths = stops - starts
+        begins = np.cumsum(lengths) - lengths
+        places = np.arange(int(lengths.sum())) + np.repeat(starts - begins, lengths)
+        return self._flat[places], lengths.astype(np.int32)
+
+
+def _joined(texts: Iterable[str]) -> bytes:
+    return " ".join(texts).encode()
+
+
+def _pieces(parts: Sequence[bytes | memoryview]) -> tuple[bytes, bytes]:
+    """The parts end to end, and where each ends."""
+    return np.fromiter(map(len, parts), np.int64, len(parts)).tobytes(), b"".join(parts)
+
+
+def _held(graph: Graph, model: Model, node: int) -> bytes:
+    head = graph.constant_head(node)
+    array = Reason("constant-type") if head is None else read_tensor(model, head)
+    return b"" if isinstance(array, Reason) else _bytes(array)
+
+
+def _bytes(array: npt.NDArray[np.generic]) -> bytes:
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
