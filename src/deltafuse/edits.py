@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol, TypeAlias
 
+import numpy as np
 import onnx
 
 from deltafuse.errors import InternalError
@@ -166,40 +167,40 @@ def _value_info(message: onnx.ValueInfoProto | bytes) -> onnx.ValueInfoProto:
 
 
 def _check_removed(model: Model, changes: Changes) -> dict[int, str]:
-    """Values that nothing writes any more, and the site that wanted it so."""
-    graph = model.graph
-    removed = {node: site for site, nodes in changes.removed for node in nodes}
+    """Declared values that nothing writes any more, and the site that wanted it so; raises where one is still read."""
+    graph, stays = model.graph, -1
+    taker = np.full(len(graph.op), stays, np.int32)
+    for index, (_, nodes) in enumerate(changes.removed):
+        taker[list(nodes)] = index
+    gone = np.full(len(graph.value_names), stays, np.int32)
+    gone[graph.writing.flat] = taker[graph.writing.row_numbers()]
     written = {name for insertion in changes.inserted for node in insertion.nodes for name in _node(node).output}
-    gone = {
-        value: site
-        for node, site in removed.items()
-        for value in graph.node_outputs[node]
-        if value and graph.name(value) not in written
-    }
-    outputs = set(graph.outputs)
-    for value, site in gone.items():
-        readers = [node for node in graph.consumers[value] if node not in removed]
-        if readers or value in outputs:
-            where = "the graph's output" if value in outputs else f"read by the nodes {readers[:5]}"
-            raise InternalError(f"site {site}: {graph.name(value)} is removed, but it is {where}")
-    return gone
+    gone[[0, *filter(None, map(graph.find, written))]] = stays
+    read = graph.reading.flat[taker[graph.reading.row_numbers()] == stays]
+    captured = [value for node, values in graph.captures.items() if taker[node] == stays for value in values]
+    held = np.concatenate([read, np.array([*captured, *graph.outputs], np.int32)])
+    stuck: list[int] = held[gone[held] != stays].tolist()
+    for value in stuck:
+        readers = [node for node in graph.consumers[value] if taker[node] == stays]
+        where = f"read by the nodes {readers[:5]}" if readers else "the graph's output"
+        site = changes.removed[gone[value]][0]
+        raise InternalError(f"site {site}: {graph.name(value)} is removed, but it is {where}")
+    declared = {declaration.value for declaration in model.declarations}
+    return {value: changes.removed[gone[value]][0] for value in declared if gone[value] != stays}
 
 
 def _removals(model: Model, changes: Changes) -> Iterator[Edit]:
-    starts, ends = model.graph.spans.starts, model.graph.spans.ends
+    starts, ends = (np.array(column) for column in (model.graph.spans.starts, model.graph.spans.ends))
     cuts = {_position(model, insertion.before) for insertion in changes.inserted}
-    cuts |= {starts[before] for _, _, before in changes.moved if before < len(starts)}
+    cuts |= {model.graph.spans.starts[before] for _, _, before in changes.moved if before < len(starts)}
     for site, nodes in changes.removed:
-        first = last = None
-        for node in sorted(set(nodes)):
-            if last is not None and ends[last] == starts[node] and starts[node] not in cuts:
-                last = node
-                continue
-            if first is not None and last is not None:
-                yield Edit(starts[first], ends[last], b"", site, "nodes")
-            first = last = node
-        if first is not None and last is not None:
-            yield Edit(starts[first], ends[last], b"", site, "nodes")
+        gone = np.unique(np.array(nodes, np.int64))
+        begins, stops = starts[gone], ends[gone]
+        parted = (stops[:-1] != begins[1:]) | np.isin(begins[1:], np.array([*cuts], np.int64))
+        first = np.flatnonzero(np.concatenate([[len(gone) > 0], parted]))
+        last = np.flatnonzero(np.concatenate([parted, [len(gone) > 0]]))
+        for start, end in zip(begins[first].tolist(), stops[last].tolist(), strict=True):
+            yield Edit(start, end, b"", site, "nodes")
 
 
 def _position(model: Model, before: int) -> int:

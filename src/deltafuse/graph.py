@@ -6,19 +6,18 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TypeAlias, TypeVar, overload
+from typing import TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from deltafuse.protobuf import fields
+from deltafuse.ragged import Numbers, Offsets, Ragged, Readers
 from deltafuse.tensors import TensorHead, node_head
 
 __all__ = ["Graph", "Runs", "Spans", "TensorHead"]
 
 _T = TypeVar("_T")
-Offsets: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class _Column(Sequence[_T]):
@@ -177,33 +176,33 @@ class Graph:
         return None if span is None else onnx.ValueInfoProto.FromString(bytes(self.data[span[0] : span[1]]))
 
     @cached_property
-    def producer(self) -> list[int]:
-        """Value -> node that writes it, or -1."""
-        writers = [-1] * len(self.value_names)
-        for node, outputs in enumerate(self.node_outputs):
-            for value in outputs:
-                writers[value] = node
+    def reading(self) -> Ragged:
+        """`node_inputs` as one array."""
+        return Ragged(self.node_inputs)
+
+    @cached_property
+    def writing(self) -> Ragged:
+        """`node_outputs` as one array."""
+        return Ragged(self.node_outputs)
+
+    @cached_property
+    def producers(self) -> Numbers:
+        """`producer` as an array."""
+        writers = np.full(len(self.value_names), -1, np.int32)
+        writers[self.writing.flat] = self.writing.row_numbers()
         writers[0] = -1
         return writers
 
     @cached_property
-    def consumers(self) -> list[Sequence[int]]:
+    def producer(self) -> list[int]:
+        """Value -> node that writes it, or -1."""
+        return self.producers.tolist()
+
+    @cached_property
+    def consumers(self) -> Sequence[Sequence[int]]:
         """Value -> nodes that read it (captures by subgraphs included), ascending, without repeats."""
-        readers: list[Sequence[int]] = [()] * len(self.value_names)
-        captures = self.captures
-        for node, inputs in enumerate(self.node_inputs):
-            for value in inputs + captures[node] if node in captures else inputs:
-                known = readers[value]
-                if not known:
-                    readers[value] = (node,)
-                elif known[-1] == node:
-                    continue
-                elif isinstance(known, list):
-                    known.append(node)
-                else:
-                    readers[value] = [*known, node]
-        readers[0] = ()
-        return readers
+        captured = [(node, value) for node, values in self.captures.items() for value in values]
+        return Readers(self.reading, len(self.value_names), captured)
 
     def _payload(self, index: int) -> tuple[int, int]:
         start, end = self.spans[index]

@@ -52,9 +52,7 @@ def _is_sorted(graph: Graph) -> bool:
     producer = graph.producer
     if any(producer[value] >= node for node, values in graph.captures.items() for value in values):
         return False
-    return not any(
-        producer[value] >= node for node, inputs in enumerate(graph.node_inputs) for value in inputs if value
-    )
+    return not bool((graph.producers[graph.reading.flat] >= graph.reading.row_numbers()).any())
 
 
 def _sorted(graph: Graph) -> list[int]:

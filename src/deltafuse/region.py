@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
 
 from deltafuse.classes import Kind
 from deltafuse.finder import Candidate
@@ -111,25 +114,31 @@ def dead_nodes(graph: Graph, replaced: Sequence[int], kept: Sequence[int]) -> tu
         replaced: values that are computed anew.
         kept: values that the new nodes read.
     """
-    consumers, producer, written = graph.consumers, graph.producer, graph.node_outputs
-    # How many nodes still need a value; what a graph output or a new node reads is needed for good.
-    needs: dict[int, int] = dict.fromkeys((*kept, *graph.outputs), len(graph.op) + 1)
-    needs.update(dict.fromkeys(replaced, 0))
-    dead: set[int] = set()
+    producer, written, read, captures = graph.producer, graph.node_outputs, graph.node_inputs, graph.captures
+    # How many reads still need a value; what a graph output or a new node reads is needed for good.
+    needs: list[int] = np.bincount(graph.reading.flat, minlength=len(producer)).tolist()
+    for value in chain.from_iterable(captures.values()):
+        needs[value] += 1
+    for value in (*kept, *graph.outputs):
+        needs[value] = len(graph.reading.flat) + len(needs)
+    for value in (0, *replaced):
+        needs[value] = 0
+    dead = bytearray(len(written))
     stack = [producer[value] for value in replaced]
     while stack:
         node = stack.pop()
-        if node < 0 or node in dead:
+        if node < 0 or dead[node]:
             continue
-        if any(value and (needs[value] > 0 if value in needs else consumers[value]) for value in written[node]):
-            continue
-        dead.add(node)
-        for value in set(graph.reads(node)):
-            left = needs[value] if value in needs else len(consumers[value])
-            needs[value] = left - 1
-            if left == 1:
-                stack.append(producer[value])
-    return tuple(sorted(dead))
+        for value in written[node]:
+            if needs[value] > 0:
+                break
+        else:
+            dead[node] = 1
+            for value in read[node] + captures[node] if node in captures else read[node]:
+                needs[value] -= 1
+                if not needs[value]:
+                    stack.append(producer[value])
+    return tuple(np.flatnonzero(np.frombuffer(dead, np.uint8)).tolist())
 
 
 def convex(graph: Graph, roots: Sequence[int], out: int, final: int | None) -> bool:

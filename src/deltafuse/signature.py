@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from deltafuse.finder import Candidate
-from deltafuse.graph import Graph
+from deltafuse.ragged import Numbers
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
-from deltafuse.tensors import read_tensor
+from deltafuse.tensors import TensorHead, read_tensor
 from deltafuse.wire import Model
-
-Numbers = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,6 @@ class Signer:
         graph = model.graph
         self._model = model
         self._shapes = shapes
-        self._reads = _Ragged(graph.node_inputs)
-        self._writes = _Ragged(graph.node_outputs)
         self._first = np.zeros(len(graph.value_names), np.int32)
         self._is_constant = np.zeros(len(graph.value_names), np.bool_)
         self._is_constant[list(graph.initializers)] = True
@@ -65,7 +60,7 @@ class Signer:
     def sign(self, candidate: Candidate) -> Signature:
         """The signature of a candidate."""
         graph, nodes = self._model.graph, np.array(candidate.nodes, np.int32)
-        (reads, read_counts), (writes, write_counts) = self._reads.take(nodes), self._writes.take(nodes)
+        (reads, read_counts), (writes, write_counts) = graph.reading.take(nodes), graph.writing.take(nodes)
         ends = (np.array([0, *candidate.roots], np.int32), np.array(candidate.frontier, np.int32))
         # The absent value comes first, so that it is never taken for one that is there.
         values = np.concatenate([ends[0], reads, writes, ends[1]])
@@ -93,7 +88,7 @@ class Signer:
         if b"location" in b"".join(found):
             for place, (node, attributes) in enumerate(zip(candidate.nodes, found, strict=True)):
                 if graph.op[node] == "Constant" and b"location" in bytes(attributes):
-                    found[place] = _held(graph, self._model, node) or attributes
+                    found[place] = _content(self._model, graph.constant_head(node)) or attributes
         return found
 
     def _roots(self, candidate: Candidate) -> list[bytes]:
@@ -107,31 +102,14 @@ class Signer:
         """What constants outside of nodes hold, and the sizes that come from outside, in the order of mention."""
         sizes, graph = dict(candidate.sizes), self._model.graph
         held = self._is_constant[met] | np.isin(met, np.array(list(sizes), np.int32))
+        values: list[int] = met[held].tolist()
         found: list[bytes] = []
-        for value in met[held].tolist():
+        for value in values:
             if value in sizes:
                 found.append(str([str(dim) for dim in sizes[value]]).encode())
                 continue
-            array = read_tensor(self._model, graph.initializers[value])
-            found.append(graph.value_names[value] if isinstance(array, Reason) else _bytes(array))
+            found.append(_content(self._model, graph.initializers[value]) or graph.value_names[value])
         return found
-
-
-class _Ragged:
-    """Rows of numbers, end to end."""
-
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
-        self._stops = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-        self._flat = np.fromiter((number for row in rows for number in row), np.int32)
-
-    def take(self, rows: Numbers) -> tuple[Numbers, Numbers]:
-        """Some rows, end to end, and the length of each."""
-        stops = self._stops[rows]
-        starts = np.where(rows > 0, self._stops[rows - 1], 0)
-        lengths = stops - starts
-        begins = np.cumsum(lengths) - lengths
-        places = np.arange(int(lengths.sum())) + np.repeat(starts - begins, lengths)
-        return self._flat[places], lengths.astype(np.int32)
 
 
 def _joined(texts: Iterable[str]) -> bytes:
@@ -143,11 +121,9 @@ def _pieces(parts: Sequence[bytes | memoryview]) -> tuple[bytes, bytes]:
     return np.fromiter(map(len, parts), np.int64, len(parts)).tobytes(), b"".join(parts)
 
 
-def _held(graph: Graph, model: Model, node: int) -> bytes:
-    head = graph.constant_head(node)
-    array = Reason("constant-type") if head is None else read_tensor(model, head)
-    return b"" if isinstance(array, Reason) else _bytes(array)
-
-
-def _bytes(array: npt.NDArray[np.generic]) -> bytes:
-    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+def _content(model: Model, head: TensorHead | None) -> bytes:
+    """What a constant holds, b"" where it cannot be read."""
+    if head is None:
+        return b""
+    array = read_tensor(model, head)
+    return b"" if isinstance(array, Reason) else f"{array.dtype}{array.shape}".encode() + array.tobytes()

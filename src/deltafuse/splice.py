@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx
 
 from deltafuse import region
@@ -85,12 +86,12 @@ def removed_by(graph: Graph, plans: Sequence[Plan]) -> Removed:
         [role.value for plan in plans for role in plan.match.results()],
         [role.value for plan in plans for role in plan.match.operands()],
     )
-    owner = {node: plan.match.name for plan in reversed(plans) for node in plan.match.nodes}
-    by_site: dict[str, list[int]] = {plan.match.name: [] for plan in plans}
-    first = next(iter(by_site), "")
-    for node in dead:
-        by_site[owner.get(node, first)].append(node)
-    return tuple((name, tuple(nodes)) for name, nodes in by_site.items())
+    owner = np.zeros(len(graph.op), np.int32)
+    for index, plan in reversed([*enumerate(plans)]):
+        owner[list(plan.match.nodes)] = index
+    gone = np.array(dead, np.int32)
+    owners = owner[gone]
+    return tuple((plan.match.name, tuple(gone[owners == index].tolist())) for index, plan in enumerate(plans))
 
 
 def stuck(graph: Graph, plans: Sequence[Plan], removed: Removed) -> dict[str, int]:

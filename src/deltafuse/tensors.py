@@ -35,7 +35,12 @@ TEXTS.update(
 )
 
 #: bits of one element; types that are not here are not read (4-bit and smaller types, strings)
-_NAMES = {8: "UINT8 INT8 BOOL", 16: "UINT16 INT16 FLOAT16 BFLOAT16", 32: "UINT32 INT32 FLOAT", 64: "UINT64 INT64 DOUBLE"}
+_NAMES = {
+    8: "UINT8 INT8 BOOL",
+    16: "UINT16 INT16 FLOAT16 BFLOAT16",
+    32: "UINT32 INT32 FLOAT",
+    64: "UINT64 INT64 DOUBLE",
+}
 _BITS = {onnx.TensorProto.DataType.Value(name): bits for bits, names in _NAMES.items() for name in names.split()}
 #: Constants of at most this many bytes are remembered.
 _SHORT = 128
@@ -167,9 +172,8 @@ def node_head(data: Bytes, attributes: Sequence[tuple[int, int]]) -> TensorHead 
     if head is None:
         return None
     rest = tuple((first + start, last + start) for first, last in head.rest)
-    return TensorHead(
-        head.name, head.dtype, head.dims, head.start + start, head.end + start, head.external, head.form, rest
-    )
+    span = (head.start + start, head.end + start)
+    return TensorHead(head.name, head.dtype, head.dims, *span, head.external, head.form, rest)
 
 
 def text_entry(data: Bytes, start: int, end: int) -> tuple[str, str]:
