@@ -29,15 +29,20 @@ class DecayAnchors:
         """How many operators were looked at."""
         kinds, graph = self._kinds, self._model.graph
         return sum(
-            op in self._pattern.anchors and kinds[graph.node_outputs[node][0]] == Kind.DATA
+            kinds[graph.node_outputs[node][0]] == Kind.DATA
             for node, op in enumerate(graph.op)
+            if op in self._pattern.anchors
         )
 
     def find(self) -> dict[int, int]:
         """Anchor -> the one value its exponent is made of."""
         graph = self._model.graph
         anchors: dict[int, int] = {}
+        calls = {op for _, op in self._model.local_functions} if self._model.functions else set[str]()
+        likely = self._pattern.anchors | LOOPS | calls
         for node, op in enumerate(graph.op):
+            if op not in likely:
+                continue
             if op in LOOPS or is_call(self._model, graph, node):
                 roots = self._inner(self._model, graph, self._kinds, node)
             elif self._is_anchor(graph, self._kinds, node):

@@ -27,6 +27,8 @@ class Kind(IntEnum):
     DATA = 4
 
 
+#: The same as plain numbers: members of an enumeration are slow to look up and to compare.
+_CONSTANT, _DATA = int(Kind.CONSTANT), int(Kind.DATA)
 #: A float array that may be a weight or structural: decided by `_Classifier.settle` when a node reads it.
 _UNSETTLED = 5
 
@@ -97,9 +99,14 @@ class _Classifier:
             if value in varying and kind == _UNSETTLED:
                 kinds[value] = Kind.WEIGHT
         kinds[0] = Kind.CONSTANT
-        for node, op in enumerate(graph.op):
-            kind = self._of_constant(node) if op == "Constant" else self._of_node(node, op)
-            for value in graph.node_outputs[node]:
+        begins, ends = graph.attribute_spans.wholes()
+        short: list[bool] = (ends - begins <= _SHORT).tolist()
+        for node, (op, outputs) in enumerate(zip(graph.op, graph.node_outputs, strict=True)):
+            if op == "Constant":
+                kind = _CONSTANT if short[node] else self._of_constant(node)
+            else:
+                kind = self._of_node(node, op)
+            for value in outputs:
                 kinds[value] = kind
         kinds[0] = 0
         for value, kind in enumerate(kinds):
@@ -108,9 +115,6 @@ class _Classifier:
         return kinds
 
     def _of_constant(self, node: int) -> int:
-        start, end = self._graph.attribute_spans.whole(node)
-        if end - start <= _SHORT:
-            return Kind.CONSTANT
         head = self._graph.constant_head(node)
         return Kind.CONSTANT if head is None else _of_tensor(head)
 
@@ -123,13 +127,13 @@ class _Classifier:
             inputs = inputs[:1]
         if node in graph.captures:
             inputs = (*inputs, *graph.captures[node])
-        kind = max([kinds[value] or Kind.DATA for value in inputs], default=Kind.DATA)
+        kind = max([kinds[value] or _DATA for value in inputs], default=_DATA)
         if kind == _UNSETTLED and op not in _CARRIERS:
             for value in inputs:
                 if kinds[value] == _UNSETTLED:
                     kinds[value] = self._settle(value, op)
-            kind = max(kinds[value] or Kind.DATA for value in inputs)
-        if op in ("Shape", "Size") and kind != Kind.CONSTANT:
+            kind = max(kinds[value] or _DATA for value in inputs)
+        if op in ("Shape", "Size") and kind != _CONSTANT:
             return Kind.SHAPE
         return kind
 

@@ -13,6 +13,7 @@ import onnx
 
 from deltafuse.errors import InternalError
 from deltafuse.protobuf import read_varint, write_field, write_varint
+from deltafuse.ragged import Numbers
 from deltafuse.wire import Declaration, Model
 
 __all__ = ["Changes", "Edit", "Insertion", "Kind", "Writer", "append_metadata", "apply", "build"]
@@ -169,10 +170,10 @@ def _value_info(message: onnx.ValueInfoProto | bytes) -> onnx.ValueInfoProto:
 def _check_removed(model: Model, changes: Changes) -> dict[int, str]:
     """Declared values that nothing writes any more, and the site that wanted it so; raises where one is still read."""
     graph, stays = model.graph, -1
-    taker = np.full(len(graph.op), stays, np.int32)
+    taker: Numbers = np.full(len(graph.op), stays, np.int32)
     for index, (_, nodes) in enumerate(changes.removed):
         taker[list(nodes)] = index
-    gone = np.full(len(graph.value_names), stays, np.int32)
+    gone: Numbers = np.full(len(graph.value_names), stays, np.int32)
     gone[graph.writing.flat] = taker[graph.writing.row_numbers()]
     written = {name for insertion in changes.inserted for node in insertion.nodes for name in _node(node).output}
     gone[[0, *filter(None, map(graph.find, written))]] = stays

@@ -15,6 +15,7 @@ from deltafuse.anchors import ContractionAnchors, DecayAnchors, contracts_data
 from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
 from deltafuse.climb import Climber
+from deltafuse.cores import Cores
 from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
@@ -93,15 +94,12 @@ class Finder:
         for known_by in anchors.values():
             sites.setdefault(known_by, len(sites))
         colours = self._colour({node: sites[known_by] for node, known_by in anchors.items()})
-        cores: list[list[int]] = [[] for _ in sites]
-        for node, colour in enumerate(colours):
-            if colour >= 0:
-                cores[colour].append(node)
-        likely = [(by, core) for by, core in zip(sites, cores, strict=True) if self._contracts(core)]
-        names = _names(self._graph, [core for _, core in likely], [other.name for other in self._others])
-        names = [self._fresh(name) for name in names]
-        for name, (known_by, core) in zip(names, likely, strict=True):
-            candidate = self._candidate(name, known_by, core)
+        cores = Cores(self._graph, self._kinds, colours)
+        members = {known_by: cores.nodes(colour) for known_by, colour in sites.items()}
+        likely = [known_by for known_by, core in members.items() if self._contracts(core)]
+        names = _names(self._graph, [members[by] for by in likely], [other.name for other in self._others])
+        for name, by in zip([self._fresh(name) for name in names], likely, strict=True):
+            candidate = self._candidate(name, by, members[by], cores.entries(sites[by]), cores.frontier(sites[by]))
             if candidate is not None:
                 yield candidate
 
@@ -142,9 +140,10 @@ class Finder:
         graph, kinds, fence = self._graph, self._kinds, self._pattern.fence
         value_colours = [_FREE] * len(graph.value_names)
         colours = [_FREE] * len(graph.op)
+        weight, data, captures = int(Kind.WEIGHT), int(Kind.DATA), graph.captures
         for node in range(min(anchors), len(graph.op)):
             colour = _FREE
-            read = graph.reads(node)
+            read = graph.node_inputs[node] if node not in captures else graph.reads(node)
             for value in read:
                 seen = value_colours[value]
                 if seen != _FREE:
@@ -153,27 +152,20 @@ class Finder:
                 colour = anchors.get(node, _FREE)
             if colour < 0 or graph.op[node] in fence:
                 continue
-            if any(kinds[value] == Kind.WEIGHT for value in read):
-                continue
             outputs = graph.node_outputs[node]
-            if kinds[outputs[0]] != Kind.DATA:
+            if kinds[outputs[0]] != data or weight in [kinds[value] for value in read]:
                 continue
             colours[node] = colour
             for value in outputs:
                 value_colours[value] = colour
         return colours
 
-    def _candidate(self, name: str, known_by: int, core: list[int]) -> Candidate | None:
-        graph, kinds = self._graph, self._kinds
-        inside = {value for node in core for value in graph.node_outputs[node]}
-        entries = {
-            value for node in core for value in graph.reads(node) if value not in inside and kinds[value] == Kind.DATA
-        }
-        roots = self._roots(sorted(entries), known_by)
+    def _candidate(
+        self, name: str, known_by: int, core: list[int], entries: list[int], frontier: list[int]
+    ) -> Candidate | None:
+        roots = self._roots(entries, known_by)
         if len(roots) < self._pattern.least_roots:
             return None
-        members = set(core)
-        frontier = [value for value in sorted(inside) if self._read_outside(value, members)]
         sizes, nodes = self._close(roots, frontier)
         return Candidate(name, tuple(roots), tuple(sizes.items()), tuple(core), tuple(nodes), tuple(frontier))
 
@@ -187,14 +179,6 @@ class Finder:
     def _numbers(self, root: int) -> int:
         shape = self._shapes.shape(root) or ()
         return prod(evaluate(dim, dict.fromkeys(symbols(dim), _ANY)) for dim in shape)
-
-    def _read_outside(self, value: int, members: set[int]) -> bool:
-        graph, kinds = self._graph, self._kinds
-        if value in graph.outputs:
-            return True
-        return any(
-            node not in members and kinds[graph.node_outputs[node][0]] == Kind.DATA for node in graph.consumers[value]
-        )
 
     def _close(self, roots: list[int], frontier: list[int]) -> tuple[dict[int, tuple[Dim, ...]], list[int]]:
         """The shapes of data that are read between roots and frontier, and the nodes between all these.

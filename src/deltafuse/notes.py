@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from deltafuse.draws import DRAWS
+from deltafuse.graph import Graph
 from deltafuse.match import Match
 from deltafuse.wire import Model
 
@@ -31,21 +32,26 @@ class Notes:
             return
         operands = (match.key, match.value, match.g, match.beta)
         for mask in self._masks:
-            if not any(role and role.value in self._behind[mask] for role in operands):
+            if not any(role and self._behind[mask][role.value] for role in operands):
                 yield _MASK.format(mask=self._graph.name(mask))
 
     @cached_property
-    def _behind(self) -> dict[int, set[int]]:
-        """By mask, the values that depend on its numbers."""
-        graph = self._graph
-        behind = {mask: {mask} for mask in self._masks}
-        for node, op in enumerate(graph.op):
-            if op in ("Shape", "Size"):
-                continue
-            for reached in behind.values():
-                if not reached.isdisjoint(graph.reads(node)):
-                    reached.update(graph.node_outputs[node])
-        return behind
+    def _behind(self) -> dict[int, bytearray]:
+        """By mask, 1 for each value that depends on its numbers."""
+        return {mask: _behind(self._graph, mask) for mask in self._masks}
+
+
+def _behind(graph: Graph, start: int) -> bytearray:
+    reached = bytearray(len(graph.value_names))
+    reached[start] = 1
+    for node, op in enumerate(graph.op):
+        for value in graph.reads(node):
+            if reached[value] and op not in ("Shape", "Size"):
+                for output in graph.node_outputs[node]:
+                    reached[output] = 1
+                reached[0] = 0
+                break
+    return reached
 
 
 def _overflow_notes(match: Match) -> Iterable[str]:
