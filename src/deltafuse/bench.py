@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -76,7 +76,11 @@ class Bench:
         return tuple(evaluate(dim, binding) for dim in self.shapes[value])
 
     def run(
-        self, feeds: Mapping[int, Array], binding: Mapping[str, int], outputs: Sequence[int] | None = None
+        self,
+        feeds: Mapping[int, Array],
+        binding: Mapping[str, int],
+        outputs: Sequence[int] | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> dict[int, Array] | Reason:
         """Runs the cut on its operands; the shapes it reads follow from the binding, operands not given are ones.
 
@@ -84,6 +88,7 @@ class Bench:
             feeds: value id of each operand -> its array.
             binding: numbers for the symbols.
             outputs: those wanted; all where None.
+            meanwhile: is called while the worker computes.
         """
         arrays: dict[str, AnyArray] = {self.names[value]: array for value, array in feeds.items()}
         for value in self.shapes.keys() - feeds.keys():
@@ -91,7 +96,7 @@ class Bench:
         for value, dims in self.sizes.items():
             arrays[self.names[value]] = np.array([evaluate(dim, binding) for dim in dims], np.int64)
         wanted = self.cut.outputs if outputs is None else tuple(outputs)
-        ran = self.worker.run(self.session, arrays, tuple(self.names[value] for value in wanted))
+        ran = self.worker.run(self.session, arrays, tuple(self.names[value] for value in wanted), meanwhile)
         if isinstance(ran, Reason):
             return ran
         # Sequences of tensors are no result of a rule.

@@ -86,6 +86,8 @@ def _fail(as_json: bool, code: int, name: str, text: str, arguments: Sequence[st
 
 def run() -> NoReturn:
     """Entry point of the command; a reader that goes away (``fuse ... | head``) is no error."""
+    # numpy's products are small here: threads would wait for each other longer than they work.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = main()
         sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,22 +63,33 @@ class Trial:
         """
         assignment = self.explained.assignment
         operands, sizes = self.draw(binding, how, seed)
-        ran = self.results(binding, operands)
+        mix = None if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
+        wanted: list[tuple[Array, Array]] = []
+
+        def follow_the_rule() -> None:
+            mixed = operands if mix is None else project(operands, mix)
+            wanted.append(run_rule(self.recurrence, mixed, assignment.preparation()))
+
+        ran = self.results(binding, operands, follow_the_rule)
         if isinstance(ran, Reason):
             return ran
         if not all(np.isfinite(array).all() for array in ran.values()):
             return Reason("overflows", {"draw": how.name})
-        mix = np.eye(sizes["V"]) if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
-        out, final = run_rule(self.recurrence, project(operands, mix), assignment.preparation())
+        ((out, final),) = wanted
         error = self._compare(ran[self.out], self.explained.outs[self.out], "BTHV", sizes, mix, out * assignment.scale)
         if self.final is None:
             return error
         return max(error, self._compare(ran[self.final], self.explained.finals[self.final], "BHKV", sizes, mix, final))
 
-    def results(self, binding: Binding, operands: Operands) -> dict[int, Array] | Reason:
-        """What the cut makes of operands: out and, if there is one, the final state, by value id."""
+    def results(
+        self, binding: Binding, operands: Operands, meanwhile: Callable[[], object] | None = None
+    ) -> dict[int, Array] | Reason:
+        """What the cut makes of operands: out and, if there is one, the final state, by value id.
+
+        `meanwhile` is called while the worker computes.
+        """
         ends = (self.out,) if self.final is None else (self.out, self.final)
-        return self.bench.run(self.explained.assignment.write(operands), binding.numbers, ends)
+        return self.bench.run(self.explained.assignment.write(operands), binding.numbers, ends, meanwhile)
 
     def early_error(self, operands: Operands, ran: Mapping[int, Array], count: int) -> float:
         """Relative error of the first tokens of the output."""
@@ -102,7 +113,10 @@ class Trial:
         return operands, sizes
 
     @staticmethod
-    def _compare(found: Array, layout: str, order: str, sizes: Mapping[str, int], mix: Array, wanted: Array) -> float:
+    def _compare(
+        found: Array, layout: str, order: str, sizes: Mapping[str, int], mix: Array | None, wanted: Array
+    ) -> float:
         if layouts.fit(layout, found.shape, sizes) is None:
             return float("inf")
-        return relative(layouts.unpack(found, layout, order, sizes) @ mix, wanted)
+        plain = layouts.unpack(found, layout, order, sizes)
+        return relative(plain if mix is None else plain @ mix, wanted)

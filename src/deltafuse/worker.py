@@ -13,11 +13,12 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from io import RawIOBase
 from types import TracebackType
-from typing import IO, cast
+from typing import IO, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,23 +38,49 @@ TEXTS.update(
 
 AnyArray = npt.NDArray[np.generic]
 
-_HEADER = struct.Struct("<Q")
+#: bytes of the pickle, number of arrays behind it
+_HEADER = struct.Struct("<QQ")
 
 
-def read_message(stream: IO[bytes]) -> object:
-    """Reads one length-prefixed pickle; raises EOFError where the stream ends."""
-    header = stream.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        raise EOFError
-    return pickle.loads(stream.read(_HEADER.unpack(header)[0]))
+class Source(Protocol):
+    """What is read from: a file, or a pipe with a time limit."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Reads at least one byte; 0 where the stream ends."""
+        ...
+
+
+def read_message(stream: Source) -> object:
+    """Reads one message; raises EOFError where the stream ends."""
+    size, count = _HEADER.unpack(_read(stream, _HEADER.size))
+    lengths = struct.unpack(f"<{count}Q", _read(stream, 8 * count))
+    payload = _read(stream, size)
+    # Each array takes the bytes that were read for it as its own.
+    return pickle.loads(payload, buffers=[_read(stream, length) for length in lengths])
 
 
 def write_message(stream: IO[bytes], message: object) -> None:
-    """Writes one length-prefixed pickle."""
-    payload = pickle.dumps(message, protocol=5)
-    stream.write(_HEADER.pack(len(payload)))
-    stream.write(payload)
+    """Writes one message: a header, a pickle, and behind it the arrays as they are."""
+    arrays: list[pickle.PickleBuffer] = []
+    payload = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+    raw = [array.raw() for array in arrays]
+    head = _HEADER.pack(len(payload), len(raw)) + struct.pack(f"<{len(raw)}Q", *(view.nbytes for view in raw))
+    for piece in (memoryview(head + payload), *raw):
+        left = piece
+        while left:  # a raw pipe may take a part of it
+            left = left[stream.write(left) :]
     stream.flush()
+
+
+def _read(stream: Source, size: int) -> bytearray:
+    found, done = bytearray(size), 0
+    view = memoryview(found)
+    while done < size:
+        count = stream.readinto(view[done:])
+        if not count:
+            raise EOFError
+        done += count
+    return found
 
 
 @dataclass(frozen=True)
@@ -106,12 +133,23 @@ class Worker:
         return Session(key, inputs, outputs)
 
     def run(
-        self, session: Session, feeds: Mapping[str, AnyArray], outputs: tuple[str, ...] | None = None
+        self,
+        session: Session,
+        feeds: Mapping[str, AnyArray],
+        outputs: tuple[str, ...] | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> tuple[AnyArray, ...] | Reason:
-        """Runs a session; the outputs asked for (default: all), in order."""
+        """Runs a session; the outputs asked for (default: all), in order.
+
+        Args:
+            session: what to run.
+            feeds: name of each input -> its array.
+            outputs: names of those wanted.
+            meanwhile: is called while the child computes.
+        """
         wanted = session.outputs if outputs is None else outputs
         used = {name: feeds[name] for name in session.inputs}
-        answer = self._ask(("run", session.key, used, wanted))
+        answer = self._ask(("run", session.key, used, wanted), meanwhile)
         return answer if isinstance(answer, Reason) else cast("tuple[AnyArray, ...]", answer)
 
     def unload(self, session: Session) -> None:
@@ -134,11 +172,13 @@ class Worker:
             _widen(cast("IO[bytes]", pipe))
         return child
 
-    def _ask(self, message: tuple[object, ...]) -> object:
+    def _ask(self, message: tuple[object, ...], meanwhile: Callable[[], object] | None = None) -> object:
         stdin, stdout = cast("IO[bytes]", self._child.stdin), cast("IO[bytes]", self._child.stdout)
         try:
-            write_message(cast("IO[bytes]", _Whole(stdin)), message)
-            status, answer = cast("tuple[str, object]", pickle.loads(self._receive(stdout)))
+            write_message(stdin, message)
+            if meanwhile is not None:
+                meanwhile()
+            status, answer = cast("tuple[str, object]", read_message(_Timed(stdout, self.seconds)))
         except TimeoutError:
             self._kill()
             return Reason("worker-timeout", {"seconds": self.seconds})
@@ -153,11 +193,6 @@ class Worker:
         self._child.kill()
         self._child.wait()
 
-    def _receive(self, stream: IO[bytes]) -> bytes:
-        deadline = time.monotonic() + self.seconds
-        (size,) = _HEADER.unpack(_read_exactly(stream, _HEADER.size, deadline))
-        return _read_exactly(stream, size, deadline)
-
 
 def _widen(pipe: IO[bytes]) -> None:
     """Operands are megabytes: a wide pipe saves most switches between the two processes (Linux only)."""
@@ -167,29 +202,15 @@ def _widen(pipe: IO[bytes]) -> None:
             fcntl.fcntl(pipe, request, 1 << 20)
 
 
-class _Whole:
-    """A raw pipe whose writes are never partial."""
+class _Timed:
+    """A raw pipe that is read until a deadline."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[bytes], seconds: float) -> None:
+        self._stream = cast("RawIOBase", stream)
+        self._deadline = time.monotonic() + seconds
 
-    def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[self._stream.write(view) :]
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
-def _read_exactly(stream: IO[bytes], size: int, deadline: float) -> bytes:
-    buffer = bytearray()
-    while len(buffer) < size:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([stream], [], [], left)[0]:
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0 or not select.select([self._stream], [], [], left)[0]:
             raise TimeoutError
-        piece = stream.read(min(size - len(buffer), 1 << 20))
-        if not piece:
-            raise EOFError
-        buffer += piece
-    return bytes(buffer)
+        return self._stream.readinto(buffer)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, Any, cast
 
-from deltafuse.worker import AnyArray, read_message, write_message
+from deltafuse.worker import AnyArray, Source, read_message, write_message
 
 
 class _Sessions:
@@ -28,7 +28,8 @@ class _Sessions:
         options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        options.enable_cpu_mem_arena = False
+        # Each run has other sizes: what is planned for those of the last one is of no use.
+        options.enable_mem_pattern = False
         session = self._ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self._next += 1
         self._open[self._next] = session
@@ -41,7 +42,7 @@ class _Sessions:
         self._open.pop(key, None)
 
 
-def _serve(source: IO[bytes], sink: IO[bytes]) -> None:
+def _serve(source: Source, sink: IO[bytes]) -> None:
     sessions = _Sessions()
     verbs: dict[str, tuple[Callable[..., object], str]] = {
         "load": (sessions.load, "cut-does-not-load"),
@@ -68,7 +69,7 @@ def main() -> None:
     # Kernels that print must not disturb the protocol: stdout becomes stderr for everything else.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _serve(sys.stdin.buffer, sink)
+    _serve(cast("Source", sys.stdin.buffer), sink)
 
 
 if __name__ == "__main__":
