@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from deltafuse.dims import Dim, Expr, is_clamped, substitute, symbols, weight
@@ -18,6 +18,7 @@ from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model, scan_body
 
 _SHAPE, _CONTENTS, _DTYPE = range(3)
+_TABLES: tuple[dict[str, Rule[Any]], ...] = (SHAPE_RULES, CONTENTS_RULES, DTYPE_RULES)
 
 #: Expressions heavier than this become unknown: they grow without end in graphs that loop over sizes.
 _MAX_WEIGHT = 64
@@ -182,25 +183,26 @@ class Shapes:
                 self._settle(*top)
             else:
                 opened.add(top)
-                stack += [need for need in self._needs(*top) if need[0] not in memo[need[1]]]
+                stack += self._needs(*top)
 
     def _rule(self, node: int, kind: int) -> Rule[Any] | None:
-        key = rule_key(self.graph.op[node], self.graph.domain[node])
-        tables: tuple[dict[str, Rule[Any]], ...] = (SHAPE_RULES, CONTENTS_RULES, DTYPE_RULES)
-        return tables[kind].get(key)
+        op, domain = self.graph.op[node], self.graph.domain[node]
+        return _TABLES[kind].get(rule_key(op, domain) if domain else op)
 
-    def _needs(self, value: int, kind: int) -> Iterable[tuple[int, int]]:
+    def _needs(self, value: int, kind: int) -> list[tuple[int, int]]:
+        """What must be settled before, and is not."""
         node = self.graph.producer[value]
         rule = None if node < 0 or value in self.graph.initializers else self._rule(node, kind)
         if rule is None:
-            return
-        inputs = self.graph.node_inputs[node]
-        for positions, wanted in zip((rule.shapes, rule.contents, rule.dtypes), range(3), strict=True):
-            for i in range(len(inputs)) if positions is None else positions:
-                if i < len(inputs):
-                    yield inputs[i], wanted
-        for value in self.graph.captures.get(node, ()):
-            yield from ((value, wanted) for wanted in range(3))
+            return []
+        inputs, found = self.graph.node_inputs[node], list[tuple[int, int]]()
+        for wanted, positions in enumerate((rule.shapes, rule.contents, rule.dtypes)):
+            memo = self._memo[wanted]
+            read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
+            found += [(need, wanted) for need in read if need not in memo]
+        for captured in self.graph.captures.get(node, ()):
+            found += [(captured, wanted) for wanted in range(3) if captured not in self._memo[wanted]]
+        return found
 
     def _settle(self, value: int, kind: int) -> None:
         head = self._head(value)

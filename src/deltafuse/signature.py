@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from deltafuse.dims import Dim
 from deltafuse.finder import Candidate
 from deltafuse.ragged import Numbers
 from deltafuse.reasons import Reason
@@ -93,10 +94,7 @@ class Signer:
 
     def _roots(self, candidate: Candidate) -> list[bytes]:
         shapes = self._shapes
-        return [
-            f"{shapes.dtype(value)}{[str(dim) for dim in shapes.shape(value) or ()]}".encode()
-            for value in candidate.roots
-        ]
+        return [b"%d" % (shapes.dtype(value) or 0) + _text(shapes.shape(value) or ()) for value in candidate.roots]
 
     def _contents(self, candidate: Candidate, met: Numbers) -> list[bytes]:
         """What constants outside of nodes hold, and the sizes that come from outside, in the order of mention."""
@@ -106,10 +104,16 @@ class Signer:
         found: list[bytes] = []
         for value in values:
             if value in sizes:
-                found.append(str([str(dim) for dim in sizes[value]]).encode())
+                found.append(_text(sizes[value]))
                 continue
             found.append(_content(self._model, graph.initializers[value]) or graph.value_names[value])
         return found
+
+
+@lru_cache(maxsize=1024)
+def _text(dims: tuple[Dim, ...]) -> bytes:
+    # sites have hundreds of shapes and few different ones
+    return str([*map(str, dims)]).encode()
 
 
 def _joined(texts: Iterable[str]) -> bytes:
