@@ -178,12 +178,12 @@ class Graph:
     @cached_property
     def reading(self) -> Ragged:
         """`node_inputs` as one array."""
-        return Ragged(self.node_inputs)
+        return Ragged.of(self.node_inputs)
 
     @cached_property
     def writing(self) -> Ragged:
         """`node_outputs` as one array."""
-        return Ragged(self.node_outputs)
+        return Ragged.of(self.node_outputs)
 
     @cached_property
     def producers(self) -> Numbers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import overload
 
@@ -14,6 +15,7 @@ Numbers = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
 class Ragged:
     """Rows of numbers.
 
@@ -22,10 +24,20 @@ class Ragged:
         stops: where each row ends in `flat`, int64.
     """
 
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
-        self.stops: Offsets = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-        total = int(self.stops[-1]) if len(rows) else 0
-        self.flat: Numbers = np.fromiter(chain.from_iterable(rows), np.int32, total)
+    flat: Numbers
+    stops: Offsets
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """The same rows in one array."""
+        stops = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(stops[-1]) if len(rows) else 0), stops)
+
+    def rows(self) -> list[tuple[int, ...]]:
+        """Each row by itself."""
+        flat: list[int] = self.flat.tolist()
+        ends: list[int] = self.stops.tolist()
+        return [tuple(flat[start:stop]) for start, stop in zip((0, *ends), ends, strict=False)]
 
     def row_numbers(self) -> Numbers:
         """The row that each number of `flat` is in."""

@@ -1,22 +1,28 @@
-"""The scan of a GraphProto: one tight loop over its nodes, a plain walk over all that is rarer."""
+"""The scan of a GraphProto: its nodes many at once, all that is rarer in a plain walk."""
 
 from __future__ import annotations
 
 import mmap
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
+import numpy as np
 import onnx
 
 from deltafuse.graph import Graph, Runs, Spans
-from deltafuse.protobuf import LENGTH, OverrunError, fields, read_field, read_varint
+from deltafuse.lockstep import Fields, split
+from deltafuse.protobuf import LENGTH, OverrunError, read_field, read_varint
+from deltafuse.ragged import Numbers, Offsets, Ragged
 from deltafuse.subgraphs import attribute_graphs, first_text, free_names
 from deltafuse.tensors import TensorHead, sparse_head, tensor_head
 
-#: nodes of more bytes than this are walked in place, not copied
-_LARGE = 1 << 16
+#: nodes that are walked at once
+_BATCH = 1 << 15
+#: bytes of nodes that are copied at most: weights inside nodes are left where they are
+_COPIED = 1 << 26
 _NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO, _SPARSE = 1, 5, 11, 12, 13, 15
 _NODE_TAG = _NODE << 3 | LENGTH
 _GRAPHS = (onnx.defs.OpSchema.AttrType.GRAPH, onnx.defs.OpSchema.AttrType.GRAPHS)
@@ -71,8 +77,9 @@ class Scanner:
         self._texts = _Texts()
         self._op: list[str] = []
         self._domain: list[str] = []
-        self._inputs: list[tuple[int, ...]] = []
-        self._outputs: list[tuple[int, ...]] = []
+        # by batch: values of all nodes, how many each node has
+        self._inputs: list[tuple[Numbers, Offsets]] = []
+        self._outputs: list[tuple[Numbers, Offsets]] = []
         self._captures: dict[int, tuple[int, ...]] = {}
         self._starts, self._ends = array("q"), array("q")
         self._attribute_starts, self._attribute_ends, self._attribute_stops = array("q"), array("q"), array("q")
@@ -107,14 +114,15 @@ class Scanner:
         declared = self.declarations
         values = {number: [d.value for d in declared if d.number == number] for number in (_INPUT, _OUTPUT)}
         order = sorted(declared, key=lambda d: -d.number)
-        return Graph(
+        reading, writing = _joined(self._inputs), _joined(self._outputs)
+        graph = Graph(
             data=self.data,
             value_names=names,
             value_ids=ids,
             op=self._op,
             domain=self._domain,
-            node_inputs=self._inputs,
-            node_outputs=self._outputs,
+            node_inputs=reading.rows(),
+            node_outputs=writing.rows(),
             captures=self._captures,
             spans=Spans(self._starts, self._ends),
             attribute_spans=Runs(Spans(self._attribute_starts, self._attribute_ends), self._attribute_stops),
@@ -123,123 +131,101 @@ class Scanner:
             initializers=constants,
             type_spans={d.value: read_field(self.data, d.start, d.end)[3:5] for d in order},
         )
+        # What it would put together again from the lists.
+        vars(graph).update(reading=reading, writing=writing)
+        return graph
 
-    def _nodes(self, position: int, end: int) -> int:  # noqa: C901 - one call a node would double the time
-        """Reads nodes until another field comes, returns where that is.
-
-        The common encoding (fields of at most 16 KiB, tags of one byte) is read here, with all that is used bound to
-        locals: this loop is most of the time of a scan. Every other legal encoding goes to `_node`.
-        """
-        source, ids, texts = self._source, self._ids, self._texts
-        add_op, add_domain = self._op.append, self._domain.append
-        add_inputs, add_outputs = self._inputs.append, self._outputs.append
-        add_start, add_end = self._starts.append, self._ends.append
-        attributes = self._attribute_starts
-        add_from, add_to, add_stop = attributes.append, self._attribute_ends.append, self._attribute_stops.append
+    def _nodes(self, position: int, end: int) -> int:
+        """Reads nodes until another field comes, returns where that is."""
+        source = self._source
+        begins, stops = array("q"), array("q")
+        add_start, add_begin, add_stop = self._starts.append, begins.append, stops.append
         while position < end and source[position] == _NODE_TAG:
-            begin = position + 2
-            size = source[position + 1]
+            size, begin = source[position + 1], position + 2
             if size > 127:
-                size, begin = read_varint(source, position + 1)
+                high, begin = source[begin], begin + 1
+                size += (high << 7) - 128
+                if high > 127:
+                    size, begin = read_varint(source, position + 1)
             stop = begin + size
             if stop > end:
                 raise OverrunError("a node goes on beyond the graph")
-            if size > _LARGE:
-                self._node(position, begin, stop)
-                position = stop
-                continue
-            raw = source[begin:stop]
-            inputs: list[int] = []
-            outputs: list[int] = []
-            op = domain = ""
-            mark = len(attributes)
-            at = 0
-            try:
-                while at < size:
-                    tag = raw[at]
-                    length = raw[at + 1]
-                    at += 2
-                    if length > 127:
-                        high = raw[at]
-                        at += 1
-                        if high > 127:
-                            break
-                        length += (high << 7) - 128
-                    after = at + length
-                    if tag == 0x0A:
-                        inputs.append(ids[raw[at:after]])
-                    elif tag == 0x12:
-                        outputs.append(ids[raw[at:after]])
-                    elif tag == 0x22:
-                        op = texts[raw[at:after]]
-                    elif tag == 0x2A:
-                        add_from(begin + at)
-                        add_to(begin + after)
-                    elif tag == 0x3A:
-                        domain = texts[raw[at:after]]
-                    elif tag != 0x1A and tag != 0x32 and tag != 0x4A and tag != 0x42:
-                        break
-                    at = after
-            except IndexError:
-                at = -1
-            if at != size:
-                del attributes[mark:], self._attribute_ends[mark:]
-                self._node(position, begin, stop)
-                position = stop
-                continue
-            add_op(op)
-            add_domain("" if domain == "ai.onnx" else domain)
-            add_inputs(tuple(inputs))
-            add_outputs(tuple(outputs))
             add_start(position)
-            add_end(stop)
-            add_stop(len(attributes))
-            if domain or _may_hold_graphs(op):
-                self._capture()
+            add_begin(begin)
+            add_stop(stop)
             position = stop
+        self._ends.extend(stops)
+        for first in range(0, len(begins), _BATCH):
+            self._batch(np.array(begins[first : first + _BATCH]), np.array(stops[first : first + _BATCH]))
         return position
 
-    def _node(self, position: int, begin: int, stop: int) -> None:
-        """Reads one node, whatever its encoding."""
-        texts = {4: "", 7: ""}
-        inputs: list[int] = []
-        outputs: list[int] = []
-        for number, wire, _, start, end, _ in fields(self.data, begin, stop):
-            if wire != LENGTH:
-                continue
-            if number in (1, 2):
-                (inputs if number == 1 else outputs).append(self._ids[bytes(self.data[start:end])])
-            elif number in texts:
-                texts[number] = self._texts[bytes(self.data[start:end])]
-            elif number == 5:
-                self._attribute_starts.append(start)
-                self._attribute_ends.append(end)
-        self._op.append(texts[4])
-        self._domain.append("" if texts[7] == "ai.onnx" else texts[7])
-        self._inputs.append(tuple(inputs))
-        self._outputs.append(tuple(outputs))
-        self._starts.append(position)
-        self._ends.append(stop)
-        self._attribute_stops.append(len(self._attribute_starts))
-        self._capture()
+    def _batch(self, begins: Offsets, stops: Offsets) -> None:
+        """Fills the columns of some nodes."""
+        found, first, count = split(self._source, begins, stops), len(self._op), len(begins)
+        op, domain = (self._last_text(found, number, count) for number in (4, 7))
+        self._op += op
+        self._domain += ["" if text == "ai.onnx" else text for text in domain]
+        is_attribute = found.number == 5
+        self._attribute_starts.frombytes(found.start[is_attribute].tobytes())
+        self._attribute_ends.frombytes(found.stop[is_attribute].tobytes())
+        before = self._attribute_stops[-1] if self._attribute_stops else 0
+        counts = np.bincount(found.message[is_attribute], minlength=count)
+        self._attribute_stops.frombytes((before + np.cumsum(counts)).tobytes())
+        holders = set(filter(_may_hold_graphs, set(op)))
+        capturing = (
+            [node for node in range(count) if domain[node] or op[node] in holders] if holders or any(domain) else []
+        )
+        self._values(found, first, count, capturing)
 
-    def _capture(self) -> None:
-        """Notes which values of this scope the subgraphs of the last node read."""
+    def _last_text(self, found: Fields, number: int, count: int) -> list[str]:
+        """The text in a field of each node; the last one counts, as in protobuf."""
+        texts, source, chosen = self._texts, self._source, found.number == number
+        result = [""] * count
+        nodes, starts, stops = (column[chosen].tolist() for column in (found.message, found.start, found.stop))
+        for node, start, stop in zip(nodes, starts, stops, strict=True):
+            result[node] = texts[source[start:stop]]
+        return result
+
+    def _values(self, found: Fields, first: int, count: int, capturing: Sequence[int]) -> None:
+        """Numbers what nodes read and write in order of first mention; subgraphs mention values behind their node."""
+        ids, named = self._ids, found.number <= 2
+        node, starts, stops = found.message[named], found.start[named], found.stop[named]
+        begin, end = (int(starts[0]), int(stops[-1])) if len(starts) else (0, 0)
+        source = self._source
+        if end - begin < _COPIED:
+            # Slices of bytes are made faster than those of a mapped file.
+            source, starts, stops = source[begin:end], starts - begin, stops - begin
+        starts, stops = starts.tolist(), stops.tolist()
+        numbers: list[int] = []
+        marks = np.searchsorted(node, np.array(capturing, np.int32), "right").tolist()
+        for holder, mark in zip((*capturing, -1), (*marks, len(starts)), strict=True):
+            done = len(numbers)
+            numbers += [ids[source[a:b]] for a, b in zip(starts[done:mark], stops[done:mark], strict=True)]
+            if holder >= 0:
+                self._capture(first + holder)
+        values, reads = np.array(numbers, np.int32), found.number[named] == 1
+        for columns, chosen in ((self._inputs, reads), (self._outputs, ~reads)):
+            columns.append((values[chosen], np.bincount(node[chosen], minlength=count)))
+
+    def _capture(self, node: int) -> None:
+        """Notes which values of this scope the subgraphs of a node read."""
         stops = self._attribute_stops
         names: dict[bytes, None] = {}
-        for index in range(stops[-2] if len(stops) > 1 else 0, stops[-1]):
+        for index in range(stops[node - 1] if node else 0, stops[node]):
             span = (self._attribute_starts[index], self._attribute_ends[index])
             for graph in attribute_graphs(self.data, *span):
                 names.update(free_names(self.data, graph))
         if names:
-            self._captures[len(stops) - 1] = tuple(self._ids[name] for name in names)
+            self._captures[node] = tuple(self._ids[name] for name in names)
 
     def _other(self, position: int, end: int) -> int:
         number, wire, _, start, stop, _ = read_field(self.data, position, end)
         if wire != LENGTH:
             return stop
         if number == _NODE:
-            self._node(position, start, stop)
+            self._starts.append(position)
+            self._ends.append(stop)
+            self._batch(np.array([start]), np.array([stop]))
         elif number in (_INPUT, _OUTPUT, _VALUE_INFO):
             value = self._ids[first_text(self.data, start, stop)]
             self.declarations.append(Declaration(value, number, position, stop))
@@ -248,3 +234,9 @@ class Scanner:
             self.constants.append(head)
             self._ids[head.name.encode()]
         return stop
+
+
+def _joined(batches: Sequence[tuple[Numbers, Offsets]]) -> Ragged:
+    flat = [np.zeros(0, np.int32), *(values for values, _ in batches)]
+    counts = [np.zeros(0, np.int64), *(counts for _, counts in batches)]
+    return Ragged(np.concatenate(flat), np.cumsum(np.concatenate(counts)))
