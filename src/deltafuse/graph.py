@@ -127,6 +127,7 @@ class Graph:
     _attributes: dict[int, dict[str, onnx.AttributeProto]] = field(
         default_factory=dict[int, dict[str, onnx.AttributeProto]], repr=False
     )
+    _heads: dict[int, TensorHead | None] = field(default_factory=dict[int, "TensorHead | None"], repr=False)
 
     def name(self, value: int) -> str:
         """The name of a value, "" for value 0."""
@@ -168,7 +169,9 @@ class Graph:
         """What a Constant node holds, without its data; None where the node is no Constant."""
         if self.op[index] != "Constant" or self.domain[index]:
             return None
-        return node_head(self.data, self.attribute_spans[index])
+        if index not in self._heads:
+            self._heads[index] = node_head(self.data, self.attribute_spans[index])
+        return self._heads[index]
 
     def value_info(self, value: int) -> onnx.ValueInfoProto | None:
         """Decodes what the file declares of a value, None where it says nothing."""

@@ -36,6 +36,7 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
         spans=_spans([graph.spans[node] for node in order]),
         attribute_spans=_runs([graph.attribute_spans[node] for node in order]),
         _attributes={},
+        _heads={},
     )
     return replace(model, graph=renumbered), tuple(order)
 

@@ -143,7 +143,7 @@ class Shapes:
     def known_shape(self, value: int) -> tuple[Dim, ...] | None:
         """What is known by now, for rules."""
         shape = self._shapes.get(value)
-        return None if shape is None else tuple(map(self.unions.find, shape))
+        return tuple(map(self.unions.find, shape)) if shape and self.unions.renames else shape
 
     def known_contents(self, value: int) -> Contents | None:
         """What is known by now, for rules."""
@@ -243,6 +243,8 @@ class Shapes:
         """Pairs results with the node's outputs; those that a caller defined or that are settled stay."""
         node, memo = self.graph.producer[value], self._memo[kind]
         outputs = (value,) if node < 0 else self.graph.node_outputs[node]
+        if len(outputs) == 1:
+            return [(value, next(iter(cast("tuple[object, ...]", found)), None) if isinstance(found, tuple) else found)]
         results = list(cast("tuple[object, ...]", found)) if isinstance(found, tuple) else [found]
         results += [None] * (len(outputs) - len(results))
         return [(o, r) for o, r in zip(outputs, results, strict=False) if o and (o == value or o not in memo)]
@@ -267,7 +269,7 @@ class Shapes:
         return isinstance(stated, int) or (not is_clamped(stated) and self.is_input_dim(stated))
 
     def _finish(self, value: int, shape: PartialShape | None) -> tuple[Dim, ...] | None:
-        declared = self.declared(value)
+        declared = self.declared(value) if value in self.graph.type_spans else None
         if shape is None:
             shape, declared = declared, None
         if shape is None:
