@@ -184,10 +184,10 @@ def _check_removed(model: Model, changes: Changes) -> dict[int, str]:
     for value in stuck:
         readers = [node for node in graph.consumers[value] if taker[node] == stays]
         where = f"read by the nodes {readers[:5]}" if readers else "the graph's output"
-        site = changes.removed[gone[value]][0]
+        site = changes.removed[int(gone[value])][0]
         raise InternalError(f"site {site}: {graph.name(value)} is removed, but it is {where}")
     declared = {declaration.value for declaration in model.declarations}
-    return {value: changes.removed[gone[value]][0] for value in declared if gone[value] != stays}
+    return {value: changes.removed[int(gone[value])][0] for value in declared if gone[value] != stays}
 
 
 def _removals(model: Model, changes: Changes) -> Iterator[Edit]:
