@@ -19,6 +19,7 @@ from deltafuse.patterns import Decay, Pattern, Recurrence
 def recurrence(
     query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array,
     *, sign: float = 1.0, decayed_read: bool = True, corrected: bool = True, early: bool = False,
+    erase: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The rule; the keywords make its neighbours. Shapes: see `deltafuse.patterns.Pattern.recurrence`."""
     out = np.empty_like(value)
@@ -26,7 +27,8 @@ def recurrence(
         k, q = key[:, t, :, :, None], query[:, t, :, :, None]
         old = state
         state = state * np.exp(sign * g[:, t, :, :, None])
-        known = ((state if decayed_read else old) * k).sum(-2) if corrected else 0.0
+        reader = k if erase is None else erase[:, t, :, :, None]
+        known = ((state if decayed_read else old) * reader).sum(-2) if corrected else 0.0
         delta = beta[:, t, :, None] * (value[:, t] - known)
         seen = state
         state = state + k * delta[:, :, None, :]
@@ -63,6 +65,7 @@ class _KimiDeltaAttention:
     neighbours = _NEIGHBOURS
     texts = _TEXTS
     recurrence = staticmethod(recurrence)
+    erasing = staticmethod(recurrence)
 
 
 PATTERN: Pattern = _KimiDeltaAttention()

@@ -17,13 +17,14 @@ from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
 from deltafuse.guards import find_guard
 from deltafuse.match import Validity
+from deltafuse.neighbours import why_not
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice, cut_model
 from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, gate_layouts
 from deltafuse.scope import Scope
-from deltafuse.search import Fit, Setting, search, why_not
+from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
 from deltafuse.size_choices import turns_fail
 from deltafuse.trial import Trial

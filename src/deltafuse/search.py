@@ -70,7 +70,7 @@ def search(
     One token from a zero state reads the same with query and key exchanged: only the final state tells them apart.
     """
     refused: Reason | None = None
-    for assignment in _assignments(setting, feeds):
+    for assignment in assigned(setting, feeds):
         explained = explain(assignment, recurrence, feeds, ran)
         if explained is None:
             continue
@@ -81,7 +81,7 @@ def search(
     return refused
 
 
-def _assignments(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assignment]:
+def assigned(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assignment]:
     """Readings of the roots; where there are more than the rule has operands, of those that some value depends on.
 
     What follows the rule without a weight between (an output gate) brings roots of its own.
@@ -98,24 +98,6 @@ def _assignments(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assig
         if len(roots) <= most and gate in roots:
             chosen = {value: feeds[value] for value in setting.roots if value in roots}
             yield from assignments(chosen, gate, norms, decay)
-
-
-def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
-    """The neighbour of the rule that fits, or that none does."""
-    for code, recurrence in setting.pattern.neighbours.items():
-        fit = search(setting, feeds, ran, recurrence)
-        # An inner value may follow a neighbour by chance; its state then does not.
-        if isinstance(fit, Fit) and (fit.final is not None or len(setting.chains) == 1):
-            return Reason(code)
-    graph = setting.model.graph
-    return Reason(
-        "not-the-rule",
-        {
-            "anchor": graph.name(graph.node_outputs[setting.candidate.core[0]][0]),
-            "rule": setting.pattern.name,
-            "roots": ", ".join(graph.name(value) for value in setting.roots),
-        },
-    )
 
 
 def _ends(setting: Setting, explained: Explained) -> tuple[int, int | None] | Reason:

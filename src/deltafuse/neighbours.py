@@ -1,0 +1,163 @@
+"""Say why not: the neighbour of a rule that a site is, or how far the site follows the rule.
+
+Some neighbours have other operands than the rule (no beta, a vector more, twice as many keys): their operands are made
+ones of the rule here, so that a pattern's recurrences serve for them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from deltafuse import layouts
+from deltafuse.draws import Array, Operands
+from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
+from deltafuse.patterns import Recurrence
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.roles import Assignment
+from deltafuse.rule import run_rule
+from deltafuse.search import Fit, Setting, assigned, search
+
+TEXTS.update(
+    {
+        "activation-inside": "the activation {op} ({node}) is computed from values inside the site: no delta "
+        "rule has one",
+        "beta-missing": "nothing scales the delta: beta is one everywhere; give the model a beta of ones",
+        "transposed-state": "the delta is read along the other axis of the state",
+        "tokens-dropped": "the output is the rule's for the first {tokens} tokens and zero for later ones: a chunk is "
+        "dropped",
+        "inverse-short": "the last of each {tokens} tokens is not corrected by the others: the triangular inverse of a "
+        "chunk lacks a row",
+        "first-tokens-only": "the output is the rule's for the first {tokens} tokens and something else from there on: "
+        "compare how chunks follow each other, and their masks and inverse",
+    }
+)
+
+def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
+    """The neighbour of the rule that fits, or that none does."""
+    for diagnose in (_activated, _plain, _without_beta, _transposed, _prefix, erasing, twice):
+        found = diagnose(setting, feeds, ran)
+        if found is not None:
+            return found
+    graph = setting.model.graph
+    return Reason(
+        "not-the-rule",
+        {
+            "anchor": graph.name(graph.node_outputs[setting.candidate.core[0]][0]),
+            "rule": setting.pattern.name,
+            "roots": ", ".join(graph.name(value) for value in setting.roots),
+        },
+    )
+
+
+def _activated(setting: Setting, _feeds: Mapping[int, Array], _ran: Mapping[int, Array]) -> Reason | None:
+    """An activation of inner values that goes back into the site."""
+    graph = setting.model.graph
+    inside = {value for node in setting.candidate.core for value in graph.node_outputs[node]}
+    for root in setting.roots:
+        node = graph.producer[root]
+        if node >= 0 and graph.op[node] in setting.pattern.fence and not inside.isdisjoint(graph.reads(node)):
+            name = graph.node_name(node) or graph.name(root)
+            return Reason("activation-inside", {"op": graph.op[node], "node": name})
+    return None
+
+
+def _fits(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence) -> bool:
+    """Whether a recurrence explains a cut. An inner value may follow one by chance; its state then does not."""
+    fit = search(setting, feeds, ran, recurrence)
+    return isinstance(fit, Fit) and (fit.final is not None or len(setting.chains) == 1)
+
+
+def _plain(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
+    """Neighbours with the rule's operands."""
+    for code, recurrence in setting.pattern.neighbours.items():
+        if _fits(setting, feeds, ran, recurrence):
+            return Reason(code)
+    return None
+
+
+def _without_beta(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
+    """The rule, or a neighbour of it, with a beta of ones."""
+    pattern = setting.pattern
+    if pattern.decay == "none":
+        return None
+    given = {**feeds, ONES: ones(setting, feeds)}
+    for code, recurrence in {"beta-missing": pattern.recurrence, **pattern.neighbours}.items():
+        if _fits(setting, given, ran, recurrence):
+            return Reason(code)
+    return None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One value of the cut as the rule's output, and how far it follows it."""
+
+    tokens: int
+    found: Array
+    assignment: Assignment
+
+
+def _readings(
+    setting: Setting,
+    feeds: Mapping[int, Array],
+    ran: Mapping[int, Array],
+    recurrence: Callable[[Assignment], Recurrence],
+    read: Callable[[Assignment], Operands],
+) -> Iterator[_Reading]:
+    """All values that have the output's shape and its first two tokens, with all their columns."""
+    for assignment in assigned(setting, feeds):
+        sizes = assignment.sizes
+        outputs = [
+            layouts.unpack(array, layout, "BTHV", sizes)
+            for array in ran.values()
+            if np.isfinite(array).all()
+            for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, sizes)
+        ]
+        if not outputs:
+            continue
+        with np.errstate(all="ignore"):
+            wanted, _ = run_rule(recurrence(assignment), read(assignment), assignment.preparation())
+        for found in outputs:
+            tokens = agreeing(found, wanted)
+            if tokens:
+                yield _Reading(tokens, found, assignment)
+
+
+def _reads_all(
+    setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence
+) -> bool:
+    """Whether a recurrence that mixes columns explains a value."""
+    found = _readings(setting, feeds, ran, lambda _: recurrence, lambda assignment: assignment.read(feeds))
+    return any(reading.tokens == reading.found.shape[1] for reading in found)
+
+
+def _transposed(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
+    """A delta that is read along the wrong axis, which only a square state allows."""
+    recurrence = cast("Recurrence | None", getattr(setting.pattern, "transposed", None))
+    if recurrence is None or not any(one.sizes["K"] == one.sizes["V"] for one in assigned(setting, feeds)):
+        return None
+    return Reason("transposed-state") if _reads_all(setting, feeds, ran, recurrence) else None
+
+
+def _prefix(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
+    """The rule for some first tokens: what comes after tells what is missing."""
+    pattern = setting.pattern
+    found = _readings(setting, feeds, ran, lambda _: pattern.recurrence, lambda one: one.read(feeds))
+    best = max((one for one in found if one.tokens < one.found.shape[1]), key=lambda one: one.tokens, default=None)
+    if best is None:
+        return None
+    if not best.found[:, best.tokens :].any():
+        return Reason("tokens-dropped", {"tokens": best.tokens})
+    shortened = cast("Callable[..., tuple[Array, Array]] | None", getattr(pattern, "shortened", None))
+    if shortened is not None:
+        size = best.tokens + 1
+        wanted, _ = run_rule(
+            partial(shortened, size=size), best.assignment.read(feeds), best.assignment.preparation()
+        )
+        if agreeing(best.found, wanted) == wanted.shape[1]:
+            return Reason("inverse-short", {"tokens": size})
+    return Reason("first-tokens-only", {"tokens": best.tokens})
