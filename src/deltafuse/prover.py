@@ -42,7 +42,7 @@ TEXTS.update(
 )
 
 #: Reasons of a site that is the rule but cannot be taken out of its graph.
-REFUSALS = frozenset({"inner-value-used", "not-convex", "no-output"})
+REFUSALS = frozenset({"inner-value-used", "not-convex", "no-output", "output-in-parts"})
 
 _WANTED = {"head": "token and head", "channel": "token, head and key channel", "none": "token and head"}
 #: Reasons after which operands lower down are tried.
@@ -93,7 +93,7 @@ def prove(
 
 
 def _prove_reading(setting: Setting) -> Proven | Reason:
-    bench = _open(setting)
+    bench = open_cut(setting)
     if isinstance(bench, Reason):
         sizes = tuple(value for value, _ in setting.candidate.sizes)
         guard = _guard(setting, (*setting.roots, *sizes), setting.candidate.frontier)
@@ -104,7 +104,8 @@ def _prove_reading(setting: Setting) -> Proven | Reason:
     return outcome
 
 
-def _open(setting: Setting) -> Bench | Reason:
+def open_cut(setting: Setting) -> Bench | Reason:
+    """Cuts a candidate where a reading says, with all that may be a result of the rule, and loads it in double."""
     graph, shapes = setting.model.graph, setting.shapes
     sizes = dict(setting.candidate.sizes)
     known: dict[int, tuple[Dim, ...]] = {}

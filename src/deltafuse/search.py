@@ -26,8 +26,8 @@ TEXTS.update(
     }
 )
 
-
-_OPERANDS = ("query", "key", "value", "g", "beta", "state")
+#: Roles of the rule.
+OPERANDS = ("query", "key", "value", "g", "beta", "state")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def assigned(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assignmen
     """
     gate, norms = setting.roots[0], setting.reading.norms
     decay = setting.pattern.decay
-    most = len(_OPERANDS) - (decay == "none")
+    most = len(OPERANDS) - (decay == "none")
     yield from assignments(feeds, gate, norms, decay)
     if len(setting.roots) <= most:
         return

@@ -12,6 +12,7 @@ from deltafuse.buried import buried, deeper
 from deltafuse.dims import Dim
 from deltafuse.finder import Candidate
 from deltafuse.match import Dims, Match, NoMatch, Proof, Role
+from deltafuse.parted import parted
 from deltafuse.patterns import Pattern
 from deltafuse.prover import Proven, prove
 from deltafuse.reasons import Reason
@@ -87,8 +88,12 @@ def _prove(
         if outcome.code not in (_OTHER_SHAPE, "not-the-rule"):
             break
     assert refused is not None, "there is at least one rule"
-    inside = deeper(model, kinds, refused[1], candidate.core) if refused[0].code == "not-the-rule" else None
-    return refused if inside is None else (inside, refused[1])
+    reason, rule = refused
+    if reason.code == "not-the-rule":
+        found = deeper(model, kinds, rule, candidate.core)
+        found = parted(model, kinds, shapes, rule, worker, candidate) if found is None else found
+        reason = reason if found is None else found
+    return reason, rule
 
 
 def _carry(outcome: Proven | Reason, to: Callable[[int], int]) -> Proven | Reason:

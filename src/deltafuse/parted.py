@@ -1,0 +1,122 @@
+"""A rule whose tokens of output go their own ways: no one value in the graph is its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+
+from deltafuse import layouts, region
+from deltafuse.bench import bindings
+from deltafuse.draws import Array
+from deltafuse.feeds import search_feeds
+from deltafuse.finder import Candidate
+from deltafuse.patterns import Pattern
+from deltafuse.probe import backward_slice
+from deltafuse.prover import open_cut
+from deltafuse.readings import readings
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.roles import Assignment, gate_layouts
+from deltafuse.rule import relative, run_rule
+from deltafuse.search import OPERANDS, Setting, assigned
+from deltafuse.shapes import Shapes
+from deltafuse.wire import Model
+from deltafuse.worker import Worker
+
+TEXTS.update(
+    {
+        "output-in-parts": "the site is the rule, but something ({reader}) takes its output token by token before the "
+        "tokens are put together, so no one value is what a fused node would write: apply it to all tokens at once",
+    }
+)
+
+#: See `deltafuse.roles`.
+_SCREEN = 1e-8
+
+
+def parted(
+    model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, worker: Worker, candidate: Candidate
+) -> Reason | None:
+    """Whether a candidate with more roots than the rule has is the rule with something behind each token of it."""
+    for inner in _narrowed(model, candidate):
+        chains = region.exits(model.graph, inner)
+        for reading in readings(model, kinds, shapes, worker, inner, pattern.decay):
+            setting = Setting(model, kinds, shapes, pattern, worker, inner, reading, chains)
+            if _follows(setting):
+                return Reason("output-in-parts", {"reader": _reader(model, inner)})
+    return None
+
+
+def _narrowed(model: Model, candidate: Candidate) -> Iterator[Candidate]:
+    """The candidate without what depends on some roots, so that no more are left than the rule has."""
+    graph = model.graph
+    if len(candidate.roots) <= len(OPERANDS):
+        return
+    needed = region.needed_roots(graph, candidate.nodes, candidate.roots)
+    of_core = {node: frozenset[int]().union(*(needed.get(v, ()) for v in graph.reads(node))) for node in candidate.core}
+    chosen = {roots for roots in of_core.values() if candidate.roots[0] in roots and len(roots) <= len(OPERANDS)}
+    for roots in (one for one in chosen if not any(one < other for other in chosen)):
+        core = tuple(node for node, found in of_core.items() if found <= roots)
+        inside = [value for node in core for value in graph.node_outputs[node]]
+        members = set(core)
+        frontier = tuple(v for v in inside if v in graph.outputs or not members.issuperset(graph.consumers[v]))
+        kept = tuple(root for root in candidate.roots if root in roots)
+        ends = {*kept, *(value for value, _ in candidate.sizes)}
+        nodes, _ = backward_slice(graph, ends, list(frontier))
+        yield replace(candidate, roots=kept, core=core, nodes=tuple(nodes), frontier=frontier)
+
+
+def _follows(setting: Setting) -> bool:
+    """Whether every value that is read outside is a token of the rule's output or its final state."""
+    bench = open_cut(setting)
+    if isinstance(bench, Reason):
+        return False
+    pattern, gate = setting.pattern, setting.roots[0]
+    for binding in bindings(bench.shapes, bench.sizes, gate, gate_layouts(pattern.decay)):
+        feeds = search_feeds(bench, setting.roots, binding.numbers, pattern.decay)
+        ran = bench.run(feeds, binding.numbers)
+        if isinstance(ran, Reason):
+            continue
+        arrays = {value: ran[value] for value in setting.candidate.frontier if value in ran}
+        if any(_all_parts(one, feeds, arrays, setting) for one in assigned(setting, feeds)):
+            return True
+    return False
+
+
+def _all_parts(
+    assignment: Assignment, feeds: Mapping[int, Array], arrays: Mapping[int, Array], setting: Setting
+) -> bool:
+    operands, sizes = assignment.read(feeds), assignment.sizes
+    if sizes["T"] < 2 or not arrays:
+        return False
+    out, final = run_rule(setting.pattern.recurrence, operands, assignment.preparation())
+    single = {**sizes, "T": 1}
+    taken: set[int] = set()
+    for array in arrays.values():
+        as_final = layouts.fits(layouts.STATES, array.shape, sizes)
+        if any(relative(layouts.unpack(array, layout, "BHKV", sizes), final) < _SCREEN for layout, _ in as_final):
+            continue
+        found = [layouts.unpack(array, layout, "BTHV", single)
+                 for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, single)]  # fmt: skip
+        tokens = {t for part in found for t in range(sizes["T"]) if _same(part[:, 0], out[:, t])}
+        if not tokens:
+            return False
+        taken |= tokens
+    return taken == set(range(sizes["T"]))
+
+
+def _same(found: Array, wanted: Array) -> bool:
+    """Whether two arrays are equal up to a factor."""
+    power = float((wanted * wanted).sum())
+    scale = float((found * wanted).sum()) / power if power and np.isfinite(power) else 0.0
+    return scale != 0.0 and relative(found, wanted * scale) < _SCREEN
+
+
+def _reader(model: Model, inner: Candidate) -> str:
+    """A node that takes a token of the output."""
+    graph, members = model.graph, set(inner.core)
+    readers = chain.from_iterable(graph.consumers[value] for value in inner.frontier)
+    node = next((reader for reader in readers if reader not in members), None)
+    return "a graph output" if node is None else graph.node_name(node) or graph.name(graph.node_outputs[node][0])
