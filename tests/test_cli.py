@@ -352,7 +352,22 @@ def test_targets_and_patterns_are_listed(fuse: Fuse) -> None:
     assert {limit["mark"] for limit in targets[0]["limits"]} <= set("VSA")
     assert "static-batch" in {limit["code"] for limit in targets[0]["limits"]}
     assert "static-batch" in fuse("targets").out
-    assert fuse("patterns").out.split() == ["delta_rule", "gated_delta_rule", "kimi_delta_attention"]
+    lines = [line.split()[:3] for line in fuse("patterns").out.splitlines()]
+    assert lines == [
+        ["rule", "kind", "default"],
+        ["delta_rule", "recurrence", "on"],
+        ["gated_delta_rule", "recurrence", "on"],
+        ["identity", "expression", "off"],
+        ["kimi_delta_attention", "recurrence", "on"],
+        ["layer_norm", "expression", "off"],
+        ["min_max_clip", "expression", "off"],
+    ]
+    rows = fuse("patterns", "--json").document["patterns"]
+    assert [(row["name"], row["kind"], row["default"]) for row in rows][1:3] == [
+        ("gated_delta_rule", "recurrence", True),
+        ("identity", "expression", False),
+    ]
+    assert all(row["summary"].endswith(".") for row in rows)
 
 
 def test_the_version_is_told(fuse: Fuse) -> None:

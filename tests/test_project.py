@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import deltafuse
-from deltafuse.patterns import load
+from deltafuse.patterns import loaded
 from deltafuse.reasons import TEXTS
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +77,7 @@ def test_every_reason_is_asserted_by_a_test() -> None:
     for module in pkgutil.walk_packages(deltafuse.__path__, "deltafuse."):
         if not module.name.endswith(("__main__", "worker_main")):
             importlib.import_module(module.name)
-    load()
+    loaded()
     tests = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py")))
     assert len(TEXTS) > 20
     assert [code for code in sorted(TEXTS) if f'"{code}"' not in tests] == []
@@ -124,7 +124,7 @@ def test_an_installed_package_finds_its_patterns(installed: Path, tmp_path: Path
     lines = subprocess.check_output(run, text=True, cwd=tmp_path, env=environment).splitlines()
     assert lines[0] == str(installed / "deltafuse" / "__init__.py")
     assert lines[1] == str(installed / "deltafuse" / "_patterns")
-    assert lines[2:] == [pattern.name for pattern in load()]
+    assert [line.split()[0] for line in lines[3:]] == [entry.name for entry in loaded()]
 
 
 def imports(path: Path) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from deltafuse.expression_match import ExpressionPlan
 from deltafuse.match import Plan
 from deltafuse.opset import Raised, adapt_all, raised
 from deltafuse.pinning import PinPlan, pin
@@ -46,7 +47,7 @@ def adjust(
     return pins if isinstance(pins, Reason) else Adjustments(pins, opsets)
 
 
-def adapted(plan: Plan, opsets: Raised) -> Plan | Reason:
+def adapted(plan: Plan | ExpressionPlan, opsets: Raised) -> Plan | ExpressionPlan | Reason:
     """A plan whose nodes are written for the opset that the file will import: a norm keeps the source's operators."""
     version = dict(opsets.imports).get("")
     if version is None:

@@ -167,10 +167,18 @@ def _lint(given: argparse.Namespace) -> int:
 
 
 def _patterns(given: argparse.Namespace) -> int:
-    from deltafuse.patterns import load
+    from deltafuse.patterns import loaded
 
-    names = [pattern.name for pattern in load(given.patterns)]
-    return _show(given.json, {"patterns": names}, names)
+    found = loaded(given.patterns)
+    rows = [
+        {"name": entry.name, "kind": entry.kind, "default": entry.default, "summary": entry.summary} for entry in found
+    ]
+    if given.json:
+        return _show(True, {"patterns": rows}, ())
+    from deltafuse.tables import columns
+
+    cells = [(entry.name, entry.kind, "on" if entry.default else "off", entry.summary) for entry in found]
+    return _show(False, {}, list(columns(("rule", "kind", "default", "what it is"), cells)))
 
 
 def _version(given: argparse.Namespace) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import onnx
 
 from deltafuse.dims import Dim
 from deltafuse.reasons import Reason
+
+if TYPE_CHECKING:
+    from deltafuse.expression_match import ExpressionMatch
 
 
 @dataclass(frozen=True)
@@ -198,15 +202,20 @@ class Pinned:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One site as the report shows it: see `deltafuse.report` for the JSON keys."""
+    """One site as the report shows it: see `deltafuse.report` for the JSON keys.
+
+    Attributes:
+        rule: of a site of an ordinary expression, where there may be no match to tell it; else "".
+    """
 
     name: str
     status: str
-    match: Match | None
+    match: Match | ExpressionMatch | None
     op: str | None = None
     reason: Reason | None = None
     notes: tuple[str, ...] = ()
     nodes: int = 0
+    rule: str = ""
 
 
 @dataclass(frozen=True)

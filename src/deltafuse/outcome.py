@@ -33,7 +33,9 @@ def exit_code(options: FuseOptions, sites: Sequence[SiteReport]) -> int:
 def _blocking(options: FuseOptions, sites: Sequence[SiteReport]) -> Iterator[str]:
     """Names of the sites that keep the others from being written."""
     for site in sites:
-        if site.status in {"refused", "near-miss"} and not unchosen(options, site.name):
+        # What only resembles an ordinary expression is left as it is and keeps nothing from being written.
+        blocks = {"refused"} if site.rule else {"refused", "near-miss"}
+        if site.status in blocks and not unchosen(options, site.name):
             yield site.name
 
 
@@ -71,21 +73,25 @@ def worth_telling(found: Sequence[Site], family: Sequence[Pattern], before: Sequ
     return [site for site in found if isinstance(site, Match) or site.reason.code in telling]
 
 
-def notes(file: Model, sites: Sequence[SiteReport], anchors: Mapping[str, int]) -> tuple[str, ...]:
+def notes(file: Model, sites: Sequence[SiteReport], anchors: Mapping[str, int], others: int = 0) -> tuple[str, ...]:
     """What is to be said of the model as a whole.
 
     Args:
         file: the model as it was scanned.
         sites: all that were found.
-        anchors: how many operators of each kind were looked at as a possible start of a rule.
+        anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
+            looked for.
+        others: operators that were looked at as a possible start of an ordinary expression.
     """
     missing = missing_notes({name: 0 if path.is_file() else None for name, path in data_files(file).items()})
-    return missing if sites else (_no_site(file, anchors), *missing)
+    return missing if sites else (_no_site(file, anchors, others), *missing)
 
 
-def _no_site(file: Model, anchors: Mapping[str, int]) -> str:
+def _no_site(file: Model, anchors: Mapping[str, int], others: int) -> str:
     fused = len(fused_nodes(file.graph, range(len(file.graph.op))))
     if fused:
         return f"already-fused: {Reason('already-fused', {'count': fused}).text}"
+    if not anchors:
+        return f"no site: {others} operators were looked at where an expression could begin, none of them does"
     looked = " and ".join(f"{count} {what}" for what, count in anchors.items())
     return f"no site: {looked} were looked at, none is part of a rule"

@@ -105,7 +105,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add("--form", choices=get_args(Form), help="only sites written in this form")
     _add_list(parser, "GLOB", "only sites whose name fits, e.g. 'layers.1?'", "--sites", "--site")
     _add_list(parser, "GLOB", "but not these sites", "--skip-sites")
-    _add_list(parser, "NAME", "only these rules, see `fuse patterns`", "--rules")
+    _add_list(parser, "NAME", "only these rules, see `fuse patterns`; those that are off by default, too", "--rules")
     _add_list(parser, "DIR", "a folder of further rules", "--patterns", kind=Path)
     add("--no-pin", dest="pin", action="store_false", help="leave the axes dynamic that the target wants fixed")
     add("--pin", dest="pins", action="append", type=pin, default=[], metavar="SYMBOL=N", help="fix a further axis")

@@ -1,14 +1,20 @@
-"""Load patterns: one file per rule, shipped ones and a user's own, all by path and never by name."""
+"""Load patterns: one file per rule, shipped ones and a user's own, all by path and never by name.
+
+There are two kinds: a recurrence over query, key, value, g, beta and state (`Pattern`), and an ordinary expression
+(`deltafuse.expressions.Expression`).
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from deltafuse.draws import Array
 from deltafuse.errors import UserError
+from deltafuse.expressions import Expression
 from deltafuse.reasons import TEXTS
 
 #: What the log decay is one number of: a head and token, a head, token and key channel; or there is no decay.
@@ -74,30 +80,62 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[2] / "patterns"
 
 
-def load(folders: Sequence[Path] = (), names: Sequence[str] | None = None) -> tuple[Pattern, ...]:
-    """Loads the patterns of the shipped folder and of others.
+@dataclass(frozen=True)
+class Loaded:
+    """A pattern file.
+
+    Attributes:
+        name: of the rule.
+        kind: ``recurrence`` or ``expression``.
+        default: whether it is looked for without being named.
+        summary: first line of the file's docstring.
+    """
+
+    name: str
+    kind: str
+    default: bool
+    summary: str
+    pattern: Pattern | Expression
+
+
+def loaded(folders: Sequence[Path] = ()) -> tuple[Loaded, ...]:
+    """Loads the patterns of the shipped folder and of others, all of them.
 
     Args:
         folders: further folders; a pattern there replaces a shipped one of the same name.
-        names: only these rules.
 
     Raises:
-        UserError: a folder is missing, a file is no pattern, a rule is unknown.
+        UserError: a folder is missing, or a file is no pattern.
     """
-    found: dict[str, Pattern] = {}
+    found: dict[str, Loaded] = {}
     for folder in (shipped_folder(), *folders):
         if not folder.is_dir():
             raise UserError(
                 "no-such-folder", f"the pattern folder {folder} does not exist; give an existing folder to --patterns"
             )
         for path in sorted(folder.glob("[!_]*.py")):
-            pattern = _load(path)
-            found[pattern.name] = pattern
-            TEXTS.update(pattern.texts)
+            entry = _load(path)
+            found[entry.name] = entry
+            TEXTS.update(entry.pattern.texts)
+    return tuple(found.values())
+
+
+def load(folders: Sequence[Path] = (), names: Sequence[str] | None = None) -> tuple[Pattern | Expression, ...]:
+    """The patterns to look for.
+
+    Args:
+        folders: see `loaded`.
+        names: only these rules; all that are on by default where None.
+
+    Raises:
+        UserError: as `loaded`, or a rule is unknown.
+    """
+    found = loaded(folders)
+    known = [entry.name for entry in found]
     for name in names or ():
-        if name not in found:
-            raise UserError("unknown-rule", f"there is no rule {name}; known rules: {', '.join(found)}")
-    return tuple(pattern for name, pattern in found.items() if names is None or name in names)
+        if name not in known:
+            raise UserError("unknown-rule", f"there is no rule {name}; known rules: {', '.join(known)}")
+    return tuple(entry.pattern for entry in found if (entry.default if names is None else entry.name in names))
 
 
 def families(rules: Sequence[Pattern]) -> tuple[tuple[Pattern, ...], ...]:
@@ -112,7 +150,7 @@ def families(rules: Sequence[Pattern]) -> tuple[tuple[Pattern, ...], ...]:
     return tuple(tuple(group) for group in groups.values())
 
 
-def _load(path: Path) -> Pattern:
+def _load(path: Path) -> Loaded:
     spec = importlib.util.spec_from_file_location(f"deltafuse_pattern_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError("bad-pattern", f"{path} is not a Python file")
@@ -122,13 +160,17 @@ def _load(path: Path) -> Pattern:
         pattern = module.PATTERN
     except Exception as error:
         raise UserError("bad-pattern", f"{path} does not define a PATTERN: {error}") from error
-    missing = [name for name in _MEMBERS if not hasattr(pattern, name)]
+    ordinary = isinstance(pattern, Expression)
+    missing = [name for name in (_PARTS if ordinary else _MEMBERS) if not hasattr(pattern, name)]
     if missing:
-        raise UserError(
-            "bad-pattern", f"the PATTERN of {path} lacks {', '.join(missing)}: see patterns/gated_delta_rule.py"
-        )
-    return cast("Pattern", pattern)
+        like = "patterns/min_max_clip.py" if ordinary else "patterns/gated_delta_rule.py"
+        raise UserError("bad-pattern", f"the PATTERN of {path} lacks {', '.join(missing)}: see {like}")
+    rule = cast("Pattern | Expression", pattern)
+    summary = next(iter((module.__doc__ or "").strip().splitlines()), "")
+    kind = "expression" if ordinary else "recurrence"
+    return Loaded(rule.name, kind, bool(getattr(rule, "default", True)), summary, rule)
 
 
 _ORDER: tuple[Decay, ...] = ("head", "channel", "none")
 _MEMBERS = ("name", "decay", "anchors", "fence", "contractions", "least_roots", "neighbours", "texts", "recurrence")
+_PARTS = ("name", "anchors", "operators", "roles", "outputs", "examples")

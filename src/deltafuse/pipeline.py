@@ -11,10 +11,14 @@ from pathlib import Path
 from deltafuse import classes, edits, files, outcome, patterns, record, splice, targets
 from deltafuse.adjusting import Adjustments, adjust
 from deltafuse.emitted import prove_emitted
+from deltafuse.expression_match import ExpressionPlan
+from deltafuse.expression_plans import extract_expressions, plan_expressions
+from deltafuse.expression_sites import ExpressionSites, find_expressions
+from deltafuse.expressions import Expression
 from deltafuse.extract import extract_sites
 from deltafuse.finder import Candidate, Finder
 from deltafuse.graph import Graph
-from deltafuse.match import FuseReport, Plan, SiteReport
+from deltafuse.match import FuseReport, Match, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
@@ -37,7 +41,9 @@ class _Found:
         model: the same in topological order.
         order: number in the file of each node of `model`, None where they are the same.
         trials: what each class of sites was proven with.
-        anchors: how many operators of each kind were looked at as a possible start of a rule.
+        anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
+            looked for.
+        expressions: sites of ordinary expressions.
     """
 
     file: Model
@@ -47,13 +53,14 @@ class _Found:
     sites: tuple[Site, ...]
     trials: Mapping[bytes, Trial]
     anchors: Mapping[str, int]
+    expressions: ExpressionSites
 
 
 @dataclass(frozen=True)
 class _Draft:
     """What is to be changed in a model."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[splice.AnyPlan, ...]
     removed: splice.Removed
     changes: Adjustments
 
@@ -104,9 +111,16 @@ def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
     extracted: tuple[str, ...] = ()
     found, draft, reports = _prepare(options, clock, targets.get(options.target))
     if options.extract is not None:
-        extracted = extract_sites(options.extract, found.model, found.shapes, draft.plans)
+        extracted = _extract(options.extract, found, draft.plans)
     report = _report(options, found, draft, reports, clock)
     return replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+
+
+def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> tuple[str, ...]:
+    ordinary = [plan for plan in plans if isinstance(plan, ExpressionPlan)]
+    rules = [plan for plan in plans if not isinstance(plan, ExpressionPlan)]
+    files = extract_sites(folder, found.model, found.shapes, rules)
+    return (*files, *extract_expressions(folder, found.model, found.shapes, ordinary))
 
 
 def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, _Draft, tuple[SiteReport, ...]]:
@@ -128,7 +142,7 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
     trials: dict[bytes, Trial] = {}
     candidates: list[Candidate] = []
     anchors: dict[str, int] = {}
-    for family in patterns.families(rules):
+    for family in patterns.families([rule for rule in rules if not isinstance(rule, Expression)]):
         with clock.stage("finding and proving"):
             finder = Finder(model, kinds, shapes, family[0], tuple(candidates))
             found = _kept(finder.find(), candidates)
@@ -137,7 +151,11 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
                 anchors[finder.anchors_are] = finder.anchors_seen()
         sites += outcome.worth_telling(more, family, sites)
         trials.update(proven)
-    return _Found(file, model, order, shapes, tuple(sites), trials, anchors)
+    with clock.stage("finding and proving"):
+        taken = {node for site in sites if isinstance(site, Match) for node in splice.between(model.graph, site)}
+        ordinary = [rule for rule in rules if isinstance(rule, Expression)]
+        expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
+    return _Found(file, model, order, shapes, tuple(sites), trials, anchors, expressions)
 
 
 def _kept(candidates: Iterator[Candidate], into: list[Candidate]) -> Iterator[Candidate]:
@@ -148,13 +166,13 @@ def _kept(candidates: Iterator[Candidate], into: list[Candidate]) -> Iterator[Ca
 
 def _plan(
     options: FuseOptions, clock: _Clock, worker: Worker, found: _Found, target: Target
-) -> tuple[tuple[Plan, ...], tuple[SiteReport, ...]]:
+) -> tuple[tuple[splice.AnyPlan, ...], tuple[SiteReport, ...]]:
     plans: list[Plan] = []
     reports: list[SiteReport] = []
     errors: dict[tuple[bytes, str], float] = {}
     opset = found.model.opset_imports.get("", 17)
     notes_on = Notes(found.model)
-    check_names(options, (site.name for site in found.sites))
+    check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
     with clock.stage("planning"):
         for site in found.sites:
             planned = plan_site(options, target, site, opset)
@@ -169,14 +187,16 @@ def _plan(
             plans.append(replace(planned, match=match))
             notes = (*match.notes, *planned.notes, *notes_on.of(match))
             reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes)))
-    return tuple(plans), tuple(reports)
+        imports = found.model.opset_imports
+        ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
+    return (*plans, *ordinary), (*reports, *others)
 
 
 def _draft(
     options: FuseOptions,
     clock: _Clock,
     found: _Found,
-    plans: tuple[Plan, ...],
+    plans: tuple[splice.AnyPlan, ...],
     reports: tuple[SiteReport, ...],
     target: Target,
 ) -> tuple[_Draft, tuple[SiteReport, ...]]:
@@ -192,15 +212,18 @@ def _draft(
             return _Draft(plans, removed, Adjustments()), reports
         seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
         dead = frozenset(node for _, nodes in removed for node in nodes)
-        changes = adjust(found.model, found.shapes, dead, target.opset, seeds, dict(options.pins))
+        # An ordinary expression is written in the operators that the file has.
+        own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset for plan in plans)
+        opset = target.opset if own else None
+        changes = adjust(found.model, found.shapes, dead, opset, seeds, dict(options.pins))
     if isinstance(changes, Reason):
         return _Draft((), (), Adjustments()), tuple(_refuse(report, changes) for report in reports)
     return _Draft(plans, removed, changes), reports
 
 
 def _unstick(
-    graph: Graph, plans: tuple[Plan, ...], reports: tuple[SiteReport, ...], stuck: Mapping[str, int]
-) -> tuple[tuple[Plan, ...], tuple[SiteReport, ...]]:
+    graph: Graph, plans: tuple[splice.AnyPlan, ...], reports: tuple[SiteReport, ...], stuck: Mapping[str, int]
+) -> tuple[tuple[splice.AnyPlan, ...], tuple[SiteReport, ...]]:
     """Refuses sites whose results would be written twice."""
     reasons = {site: Reason("inner-value-used", {"value": graph.name(value)}) for site, value in stuck.items()}
     kept = tuple(plan for plan in plans if plan.match.name not in stuck)
@@ -229,7 +252,7 @@ def _report(
         nodes_after=after,
         sites=reports,
         pinned=() if draft.changes.pins is None else draft.changes.pins.pinned,
-        notes=outcome.notes(found.file, reports, found.anchors),
+        notes=outcome.notes(found.file, reports, found.anchors, found.expressions.anchors),
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),
     )

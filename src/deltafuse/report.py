@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from deltafuse.dims import Dim
-    from deltafuse.match import FuseReport, Match, Role, SiteReport
+    from deltafuse.expression_match import ExpressionMatch
+    from deltafuse.match import FuseReport, Match, Proof, Role, SiteReport
     from deltafuse.probing import Listing, NodeRow, TensorRow
 
 SCHEMA = 1
@@ -78,23 +79,45 @@ def fuse_document(report: FuseReport) -> Document:
 def site_document(site: SiteReport) -> Document:
     """One site; what is known of a match only is null where there is none."""
     reason = site.reason
+    known = match_document(site.match)
+    if site.rule:
+        known |= {"rule": site.rule, "form": "expression"}
     return {
         "name": site.name,
         "status": site.status,
         "op": site.op,
-        **match_document(site.match),
+        **known,
         "nodes": site.nodes,
         "reason": None if reason is None else {"code": reason.code, "text": reason.text},
         "notes": list(site.notes),
     }
 
 
-def match_document(match: Match | None) -> Document:
+def match_document(match: Match | ExpressionMatch | None) -> Document:
     """What was proven of a site."""
     keys = ("rule", "form", "roles", "outputs", "dims", "scale", "qk_l2norm", "l2norm_eps", "valid_tokens", "proof")
     if match is None:
         return dict.fromkeys(keys)
-    norm, valid, proof = match.query_norm, match.valid_tokens, match.proof
+    if match.form == "expression":
+        return dict.fromkeys(keys) | _expression_document(cast("ExpressionMatch", match))
+    return _rule_document(cast("Match", match))
+
+
+def _expression_document(match: ExpressionMatch) -> Document:
+    """Only the keys that such a site has; ``parameters`` it has alone."""
+    return {
+        "rule": match.rule,
+        "form": match.form,
+        "roles": {name: role_document(role) for name, role in match.roles.items()},
+        "outputs": {name: role.name for name, role in match.outputs.items()},
+        # JSON knows no infinity: a bound that is none.
+        "parameters": {name: x if abs(x) < float("inf") else None for name, x in match.parameters.items()},
+        "proof": proof_document(match.proof),
+    }
+
+
+def _rule_document(match: Match) -> Document:
+    norm, valid = match.query_norm, match.valid_tokens
     return {
         "rule": match.rule,
         "form": match.form,
@@ -112,13 +135,18 @@ def match_document(match: Match | None) -> Document:
             "above": valid.above,
             "tried": list(valid.tried),
         },
-        "proof": {
-            "precision": proof.precision,
-            "max_error": proof.max_error,
-            "emitted_error": proof.emitted_error,
-            "draws": proof.draws,
-            "shared_with": proof.shared_with,
-        },
+        "proof": proof_document(match.proof),
+    }
+
+
+def proof_document(proof: Proof) -> Document:
+    """How equality was shown."""
+    return {
+        "precision": proof.precision,
+        "max_error": proof.max_error,
+        "emitted_error": proof.emitted_error,
+        "draws": proof.draws,
+        "shared_with": proof.shared_with,
     }
 
 
@@ -132,6 +160,12 @@ def role_document(role: Role | None) -> Document | None:
         "dtype": DTYPES.get(role.dtype, str(role.dtype)),
         "layout": role.layout,
     }
+
+
+def roles_text(match: ExpressionMatch) -> str:
+    """``x=[n, 6] scale=[6] axis=-1 eps=1e-05``: the shapes of the roles, and what was solved."""
+    shapes = [f"{name}=[{', '.join(str(dim(size)) for size in role.shape)}]" for name, role in match.roles.items()]
+    return " ".join([*shapes, *(f"{name}={number:.9g}" for name, number in match.parameters.items())])
 
 
 def dim(size: Dim) -> int | str:

@@ -8,20 +8,24 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from deltafuse import region
+from deltafuse import aliases, region
 from deltafuse.adjusting import Adjustments, adapted
 from deltafuse.edits import Changes, Insertion
 from deltafuse.errors import InternalError
+from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.graph import Graph
 from deltafuse.match import Match, Plan
+from deltafuse.probe import backward_slice
 from deltafuse.reasons import Reason
 
 Removed = tuple[tuple[str, tuple[int, ...]], ...]
+AnyPlan = Plan | ExpressionPlan
+AnyMatch = Match | ExpressionMatch
 
 
 def changes_of(
     graph: Graph,
-    plans: Sequence[Plan],
+    plans: Sequence[AnyPlan],
     removed: Removed,
     adjustments: Adjustments,
     order: Sequence[int] | None = None,
@@ -40,9 +44,14 @@ def changes_of(
     inserted: list[Insertion] = []
     moved: list[tuple[str, int, int]] = []
     rewritten = {node: nodes for node, nodes in adjustments.opsets.replaced if node not in gone}
+    renamed = aliases.of(plans)
+    readers = aliases.readers(graph, plans, gone)
+    rewritten |= {node: renamed.apply(rewritten.get(node, (graph.node(node),))) for node in readers}
     for plan in plans:
+        if not plan.nodes:
+            continue
         before = _place(graph, plan.match)
-        inserted.append(Insertion(plan.match.name, before, _nodes(plan, adjustments), plan.value_info))
+        inserted.append(Insertion(plan.match.name, before, renamed.apply(_nodes(plan, adjustments)), plan.value_info))
         early = [node for node in _early_readers(graph, plan.match, before) if node not in gone]
         if not rewritten.keys() & set(early):
             moved += [(plan.match.name, node, before) for node in early]
@@ -51,14 +60,14 @@ def changes_of(
         back = [new for node in early for new in rewritten.pop(node, (graph.node(node),))]
         inserted.append(Insertion(plan.match.name, before, tuple(back)))
         out.append((plan.match.name, tuple(early)))
-    inserted += [Insertion("", node, nodes) for node, nodes in rewritten.items()]
-    out += [("", tuple(rewritten))] if rewritten else []
+    inserted += [Insertion(readers.get(node, ""), node, nodes) for node, nodes in rewritten.items()]
+    out += [(readers.get(node, ""), (node,)) for node in rewritten]
     retyped = () if adjustments.pins is None else adjustments.pins.retyped
     changes = Changes(tuple(out), tuple(inserted), tuple(moved), retyped, adjustments.opsets.imports)
     return changes if order is None else _renumbered(changes, order)
 
 
-def _nodes(plan: Plan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...]:
+def _nodes(plan: AnyPlan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...]:
     new = adapted(plan, adjustments.opsets)
     if isinstance(new, Reason):
         raise InternalError(f"the nodes emitted for {plan.match.name} have no form at the raised opset: {new.text}")
@@ -76,7 +85,7 @@ def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:
     )
 
 
-def removed_by(graph: Graph, plans: Sequence[Plan]) -> Removed:
+def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     """The nodes that nothing needs once the sites are fused, by site.
 
     What several sites share (exporters share constants and shape arithmetic between layers) counts to the first.
@@ -86,15 +95,22 @@ def removed_by(graph: Graph, plans: Sequence[Plan]) -> Removed:
         [role.value for plan in plans for role in plan.match.results()],
         [role.value for plan in plans for role in plan.match.operands()],
     )
+    # The nodes of a recurrence's match reach beyond its results, those of an expression's do not.
+    exact = sorted(reversed([*enumerate(plans)]), key=lambda numbered: isinstance(numbered[1], ExpressionPlan))
     owner = np.zeros(len(graph.op), np.int32)
-    for index, plan in reversed([*enumerate(plans)]):
+    for index, plan in exact:
         owner[list(plan.match.nodes)] = index
     gone = np.array(dead, np.int32)
     owners = owner[gone]
     return tuple((plan.match.name, tuple(gone[owners == index].tolist())) for index, plan in enumerate(plans))
 
 
-def stuck(graph: Graph, plans: Sequence[Plan], removed: Removed) -> dict[str, int]:
+def between(graph: Graph, match: AnyMatch) -> list[int]:
+    """The nodes that compute a site's results from its operands."""
+    return backward_slice(graph, [r.value for r in match.operands()], [r.value for r in match.results()])[0]
+
+
+def stuck(graph: Graph, plans: Sequence[AnyPlan], removed: Removed) -> dict[str, int]:
     """Sites one of whose results would be written twice, and that result.
 
     A node that writes a result and something else that is still needed has to stay.
@@ -108,14 +124,14 @@ def stuck(graph: Graph, plans: Sequence[Plan], removed: Removed) -> dict[str, in
     }
 
 
-def _place(graph: Graph, match: Match) -> int:
+def _place(graph: Graph, match: AnyMatch) -> int:
     """The node in front of which the new ones go: the first that wrote an output, or the first after all operands."""
     last = max(graph.producer[role.value] for role in match.operands())
     first = min(graph.producer[role.value] for role in match.results())
     return max(first, last + 1)
 
 
-def _early_readers(graph: Graph, match: Match, before: int) -> list[int]:
+def _early_readers(graph: Graph, match: AnyMatch, before: int) -> list[int]:
     """Nodes that read an output of the site, directly or not, and stand in front of where it is now computed."""
     results = {role.value for role in match.results()}
     early: list[int] = []

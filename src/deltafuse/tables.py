@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import Dims, FuseReport, Match, Pinned, SiteReport, Validity
-from deltafuse.report import dim
+from deltafuse.report import dim, roles_text
 
 if TYPE_CHECKING:
     from deltafuse.lint import LintReport
@@ -87,7 +88,10 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
     status = Text(site.status, style=STATUS_STYLES.get(site.status, ""))
     match = site.match
     if match is None:
-        return (site.name, status, *[""] * (len(SITE_COLUMNS) - 2))
+        return (site.name, status, site.rule, *[""] * (len(SITE_COLUMNS) - 3))
+    if isinstance(match, ExpressionMatch):
+        found = (match.rule, match.form, site.op or "", roles_text(match))
+        return (site.name, status, *found, "", "", "", f"{match.proof.max_error:.1e}")
     return (
         site.name,
         status,

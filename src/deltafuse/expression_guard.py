@@ -1,0 +1,127 @@
+"""What a proposed expression may consist of: its own operators, constants, and nothing that something else reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from deltafuse.bodies import has_body
+from deltafuse.classes import Kind
+from deltafuse.expression_view import View, counts_fit
+from deltafuse.expressions import Expression, Proposal
+from deltafuse.graph import Graph
+from deltafuse.guards import is_random
+from deltafuse.probe import Cut, cut_model
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.shapes import Shapes
+from deltafuse.wire import Model
+
+TEXTS.update(
+    {
+        "expression-unknown": "the {what} of {value} is not known, so that nothing can be proven of {rule}; "
+        "run onnx shape inference on the model first",
+        "expression-dtype": "{value} has an element type ({dtype}) that {rule} is not for",
+        "expression-types": "{value} has another element type than the rest of the expression, "
+        "which the operator of {rule} cannot have; cast it outside",
+        "expression-operators": "the operators between {source} and {result} are not those of {rule}: {ops}",
+        "expression-inside": "the node that writes {value} inside the expression is neither its operator nor constant; "
+        "compute the value outside, or fold it",
+        "expression-roles": "{value} has two parts in the expression at once, or none; {rule} needs a value for each",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A proposal that consists of what it may consist of.
+
+    Attributes:
+        cut: between roles and outputs.
+        nodes: those that data passes through, ascending.
+    """
+
+    proposal: Proposal
+    cut: Cut
+    nodes: tuple[int, ...]
+
+
+def check(
+    model: Model, kinds: bytearray, shapes: Shapes, view: View, pattern: Expression, proposal: Proposal
+) -> Checked | Reason:
+    """Cuts a proposal out and looks at each of its nodes."""
+    refused = _typed(view, pattern, proposal)
+    if refused is not None:
+        return refused
+    cut = cut_model(model, shapes, tuple(proposal.roles.values()), tuple(proposal.outputs.values()))
+    if isinstance(cut, Reason):
+        return cut
+    nodes = _through(model.graph, cut.nodes, proposal.roles.values())
+    ops = [view.op(node) for node in nodes]
+    if not counts_fit(ops, pattern.operators):
+        ends = [view.name(next(iter(values.values()))) for values in (proposal.roles, proposal.outputs)]
+        args = {"source": ends[0], "result": ends[1], "rule": pattern.name, "ops": ", ".join(ops)}
+        return Reason("expression-operators", args)
+    for node in cut.nodes:
+        if node not in nodes and not _harmless(model, kinds, pattern, node):
+            return Reason("expression-inside", {"value": view.name(model.graph.node_outputs[node][0])})
+    return Checked(proposal, cut, nodes)
+
+
+def _typed(view: View, pattern: Expression, proposal: Proposal) -> Reason | None:
+    """Why the values of a proposal cannot be fed or read, None where they can."""
+    values = (*proposal.roles.values(), *proposal.outputs.values())
+    twice = [value for value in values if not value or values.count(value) > 1]
+    if twice or not proposal.roles or not proposal.outputs:
+        return Reason("expression-roles", {"value": view.name(twice[0]) if twice else "nothing", "rule": pattern.name})
+    types = [view.dtype(value) for value in values]
+    for value, dtype in zip(values, types, strict=True):
+        if dtype is None or view.shape(value) is None:
+            what = "element type" if dtype is None else "number of axes"
+            return Reason("expression-unknown", {"what": what, "value": view.name(value), "rule": pattern.name})
+        if dtype not in pattern.dtypes:
+            return Reason("expression-dtype", {"value": view.name(value), "dtype": dtype, "rule": pattern.name})
+        if pattern.one_type and dtype != types[0]:
+            return Reason("expression-types", {"value": view.name(value), "rule": pattern.name})
+    return None
+
+
+def _through(graph: Graph, nodes: Sequence[int], roles: Collection[int]) -> tuple[int, ...]:
+    """The nodes that depend on a role's numbers; what is computed from a role's size does not."""
+    reached = set(roles)
+    through: list[int] = []
+    for node in nodes:
+        if graph.op[node] not in ("Shape", "Size") and not reached.isdisjoint(graph.reads(node)):
+            reached.update(graph.node_outputs[node])
+            through.append(node)
+    return tuple(through)
+
+
+def _harmless(model: Model, kinds: bytearray, pattern: Expression, node: int) -> bool:
+    """Whether a node that no data passes through may stand inside: a constant, or a size where the pattern has any."""
+    graph = model.graph
+    if has_body(model, graph, node) or is_random(graph, node):
+        return False
+    kind = max((kinds[value] for value in graph.node_outputs[node] if value), default=Kind.DATA)
+    return kind == Kind.CONSTANT or (kind == Kind.SHAPE and graph.op[node] in pattern.shape_operators)
+
+
+def outside(graph: Graph, checked: Checked) -> Reason | None:
+    """Why the rest of the graph needs the nodes to stay as they are, None where it does not.
+
+    A value inside that something else reads, or a role that is computed from an output. Constants may be shared.
+    """
+    results = set(checked.proposal.outputs.values())
+    ends = set(graph.outputs)
+    inside = set(checked.cut.nodes)
+    for node in checked.nodes:
+        for value in graph.node_outputs[node]:
+            if not value or value in results:
+                continue
+            if value in ends or any(reader not in inside for reader in graph.consumers[value]):
+                return Reason("inner-value-used", {"value": graph.name(value)})
+    last = max((graph.producer[value] for value in checked.proposal.roles.values()), default=-1)
+    reached = set(results)
+    for node in range(min(checked.nodes), last + 1):
+        if node not in inside and not reached.isdisjoint(graph.reads(node)):
+            reached.update(graph.node_outputs[node])
+    return None if reached.isdisjoint(checked.proposal.roles.values()) else Reason("not-convex")

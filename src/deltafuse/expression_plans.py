@@ -1,0 +1,128 @@
+"""Decide for each site of an ordinary expression what becomes of it, and prove what is to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from deltafuse.errors import InternalError
+from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
+from deltafuse.expression_prover import prove_emission
+from deltafuse.expression_sites import ExpressionSite
+from deltafuse.expressions import Expression, Place
+from deltafuse.match import SiteReport
+from deltafuse.options import FuseOptions
+from deltafuse.planning import unchosen
+from deltafuse.probe import cut_model
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.shapes import Shapes
+from deltafuse.targets.base import Target
+from deltafuse.targets.emit import Emitter, version
+from deltafuse.wire import Model
+from deltafuse.worker import Worker
+
+TEXTS["expression-opset"] = (
+    "the operator {op} needs opset {least} and the file imports {opset}; export the model with opset {least} or newer"
+)
+
+Planned = tuple[tuple[ExpressionPlan, ...], tuple[SiteReport, ...]]
+
+
+def plan_expressions(
+    options: FuseOptions,
+    target: Target,
+    sites: Sequence[ExpressionSite],
+    worker: Worker,
+    opsets: Mapping[str, int],
+) -> Planned:
+    """Plans and reports of all sites; each class of equal sites is proven once more as it is to be written."""
+    plans: list[ExpressionPlan] = []
+    reports: list[SiteReport] = []
+    errors: dict[tuple[bytes, str], float] = {}
+    for site in sites:
+        planned = _plan(options, target, site, opsets.get("", 17))
+        if isinstance(planned, SiteReport):
+            reports.append(planned)
+            continue
+        key = (planned.match.class_key, planned.op)
+        if key not in errors and site.proven is not None:
+            imports = dict(opsets) | dict([target.opset] if planned.target_opset and target.opset else [])
+            errors[key] = prove_emission(site.pattern, planned, site.proven, worker, imports)
+        match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
+        plans.append(replace(planned, match=match))
+        notes = (*match.notes, *planned.notes)
+        reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes), match.rule))
+    return tuple(plans), tuple(reports)
+
+
+def _plan(options: FuseOptions, target: Target, site: ExpressionSite, opset: int) -> ExpressionPlan | SiteReport:
+    match, rule = site.outcome, site.pattern.name
+    if isinstance(match, Reason):
+        status = "near-miss" if site.near_miss else "refused"
+        return SiteReport(site.name, status, None, None, match, (), site.nodes, rule)
+    option = "--form" if options.form is not None else unchosen(options, match.name)
+    if option:
+        reason = Reason("left-out", {"option": option})
+        return SiteReport(site.name, "match", match, None, reason, match.notes, site.nodes, rule)
+    plan = _emitted(site.pattern, match, target, opset)
+    if isinstance(plan, Reason):
+        return SiteReport(site.name, "refused", match, None, plan, match.notes, site.nodes, rule)
+    return plan
+
+
+def _emitted(pattern: Expression, match: ExpressionMatch, target: Target, opset: int) -> ExpressionPlan | Reason:
+    properties = {"deltafuse.site": match.name, "deltafuse.rule": match.rule, "deltafuse.version": version()}
+    emitter = Emitter(f"{match.name}/{match.rule}", properties)
+    place = Place(match.roles, match.outputs, match.parameters, opset, target.name, target.opset)
+    emission = pattern.emit(place, emitter)
+    if isinstance(emission, Reason):
+        return emission
+    nodes = emitter.finish()
+    aliases = {match.outputs[output].name: match.roles[role].name for output, role in emission.aliases.items()}
+    written = [name for node in nodes for name in node.output]
+    wanted = [role.name for role in match.results() if role.name not in aliases]
+    if any(written.count(name) != 1 for name in wanted) or not aliases.keys().isdisjoint(written):
+        raise InternalError(f"the nodes emitted for {match.name} do not write each of {wanted} once")
+    return ExpressionPlan(
+        match, emission.op, nodes, emission.value_info, aliases, emission.target_opset, emission.notes
+    )
+
+
+def extract_expressions(folder: Path, model: Model, shapes: Shapes, plans: Sequence[ExpressionPlan]) -> tuple[str, ...]:
+    """Writes each planned site as stand-alone models, before and after, for viewers and onnxruntime.
+
+    ``NAME.after.onnx`` is not written where nothing stands in the site's place.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[str] = []
+    for plan in plans:
+        match = plan.match
+        cut = cut_model(model, shapes, [role.value for role in match.operands()], [r.value for r in match.results()])
+        if isinstance(cut, Reason):
+            raise InternalError(f"{match.name} was proven but cannot be cut out: {cut.text}")
+        models = {"before": cut.model.graph.node, "after": plan.nodes}
+        for kind, nodes in models.items():
+            if nodes:
+                path = folder / f"{match.name}.{kind}.onnx"
+                path.write_bytes(_alone(plan, cut.model, list(nodes)).SerializeToString())
+                files.append(str(path))
+    return tuple(files)
+
+
+def _alone(plan: ExpressionPlan, cut: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
+    match = plan.match
+    ends = [
+        [helper.make_tensor_value_info(r.name, r.dtype, [d if isinstance(d, int) else str(d) for d in r.shape])
+         for r in roles]
+        for roles in (match.operands(), match.results())
+    ]  # fmt: skip
+    read = {name for node in nodes for name in node.input}
+    constants = [tensor for tensor in cut.graph.initializer if tensor.name in read]
+    graph = helper.make_graph(nodes, match.name, *ends, initializer=constants, doc_string=f"{match.rule}: {plan.op}")
+    return helper.make_model(
+        graph, producer_name="deltafuse", opset_imports=list(cut.opset_import), ir_version=cut.ir_version
+    )
