@@ -80,6 +80,16 @@ def _measure(trial: Trial, *, outside: bool = False) -> Parameters | Reason:
     return Reason("layer-norm-axes")
 
 
+def _is_norm(trial: Trial, parameters: Parameters) -> bool:
+    """Whether the site is a norm at all, as far as one run tells: the reasons that follow say that it is."""
+    rng = np.random.default_rng(2)
+    operands = {role: rng.standard_normal(shape) for role, shape in trial.shapes.items()}
+    found, wanted = trial.run(operands), _reference(operands, parameters)["y"]
+    if isinstance(found, Reason) or found["y"].shape != wanted.shape:
+        return False
+    return bool(np.abs(found["y"] - wanted).max() <= _CLOSE * np.abs(wanted).max())
+
+
 def _parts(region: Region) -> Iterator[tuple[str, ...]]:
     """What the weights of a part can be."""
     if len(region.weights) <= len(("scale", "bias")):
@@ -198,8 +208,8 @@ class _LayerNorm(Expression):
     def solve(self, trial: Trial) -> Parameters | Reason:
         """Axes and eps, by execution."""
         found = _measure(trial)
-        if isinstance(found, Reason):
-            return found
+        if isinstance(found, Reason) or not _is_norm(trial, found):
+            return found if isinstance(found, Reason) else Reason("layer-norm-axes")
         dims = trial.dims["x"][int(found["axis"]) :]
         if any(trial.dims[role] != dims for role in ("scale", "bias") if role in trial.dims):
             return Reason("layer-norm-scale")

@@ -96,9 +96,10 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
         [role.value for plan in plans for role in plan.match.operands()],
     )
     # The nodes of a recurrence's match reach beyond its results, those of an expression's do not.
-    exact = sorted(reversed([*enumerate(plans)]), key=lambda numbered: isinstance(numbered[1], ExpressionPlan))
+    numbered = [*enumerate(plans)]
+    exact = [(index, plan) for index, plan in numbered if isinstance(plan, ExpressionPlan)]
     owner = np.zeros(len(graph.op), np.int32)
-    for index, plan in exact:
+    for index, plan in (*reversed(numbered), *exact):
         owner[list(plan.match.nodes)] = index
     gone = np.array(dead, np.int32)
     owners = owner[gone]

@@ -8,7 +8,7 @@ lost scale, so that it never decides alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from deltafuse.ordering import in_order
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
 from deltafuse.targets.runtime import runtime_notes
-from deltafuse.verify_cut import Pair, Side, axis_dims, cut_pair, site_name
+from deltafuse.verify_cut import Pair, Side, axis_dims, cut_expression, cut_pair, site_name
 from deltafuse.verify_diff import Difference, compare
+from deltafuse.verify_expression import judge_expression
 from deltafuse.verify_feeds import Input
 from deltafuse.verify_network import NetworkReport, Networks, obstacle, run_networks
 from deltafuse.verify_trial import Finding, Rounding, SiteVerdict, finding, judge
@@ -107,7 +108,7 @@ def verify(
     shown.start("comparing")
     (before, _), (after, _) = in_order(scan(unfused)), in_order(scan(fused))
     difference = compare(before, after)
-    if not difference.regions and not difference.findings:
+    if difference == Difference((), ()):
         raise UserError(
             "nothing-fused",
             f"{fused} has no fused site that {unfused} lacks; give the unfused model first, then the fused",
@@ -158,17 +159,28 @@ def _sites(task: _Task, difference: Difference) -> tuple[tuple[SiteVerdict, ...]
             sites.append(_verdict(pair, site_name(task.after.graph, region), worker, known))
             pairs += [pair] if isinstance(pair, Pair) else []
             task.progress.advance(index + 1, len(difference.regions))
+        for region in difference.expressions:
+            pair = cut_expression(task.before, task.after, region)
+            sites.append(_verdict(pair, site_name(task.after.graph, region), worker, known, judge_expression))
+    # A node that is equal once copies are seen through needs no run.
+    sites += [SiteVerdict(f"copy {copy}", "equal", 0.0, None, 0, ()) for copy in difference.copies]
     return tuple(sites), tuple(pairs)
 
 
-def _verdict(pair: Pair | Reason, name: str, worker: Worker, known: dict[bytes, SiteVerdict]) -> SiteVerdict:
+def _verdict(
+    pair: Pair | Reason,
+    name: str,
+    worker: Worker,
+    known: dict[bytes, SiteVerdict],
+    judged: Callable[[Pair, Worker], SiteVerdict] = judge,
+) -> SiteVerdict:
     if isinstance(pair, Reason) and pair.code.startswith("external-data"):
         raise UserError(pair.code, pair.text)
     if isinstance(pair, Reason):
         return SiteVerdict(name, "differs", None, None, 0, (), reason=finding(pair))
     if pair.key in known:
         return replace(known[pair.key], name=pair.name, shared_with=known[pair.key].name)
-    known[pair.key] = judge(pair, worker)
+    known[pair.key] = judged(pair, worker)
     return known[pair.key]
 
 

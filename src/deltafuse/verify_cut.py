@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import onnx
 from onnx import AttributeProto
@@ -18,8 +18,8 @@ from deltafuse.graph import Graph
 from deltafuse.probe import cut_model
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
-from deltafuse.verify_diff import Region, reads
 from deltafuse.verify_feeds import Input, Part, parts
+from deltafuse.verify_regions import Region, marked, reads
 from deltafuse.wire import Model
 
 TEXTS.update(
@@ -86,7 +86,7 @@ def cut_pair(unfused: Side, fused: Side, region: Region) -> Pair | Reason:
     cuts: list[onnx.ModelProto] = []
     inputs: dict[str, Input] = {}
     for side in (unfused, fused):
-        cut = _cut(side, fused, region, known, inputs)
+        cut = cut_side(side, fused, region, known, inputs)
         if isinstance(cut, Reason):
             return cut
         cuts.append(cut)
@@ -98,10 +98,23 @@ def cut_pair(unfused: Side, fused: Side, region: Region) -> Pair | Reason:
     return Pair(site_name(graph, region), cuts[0], cuts[1], tuple(inputs.values()), region.outputs, tokens, valid, key)
 
 
+def cut_expression(unfused: Side, fused: Side, region: Region) -> Pair | Reason:
+    """`cut_pair` for a region without a fused operator: every input is only a number, there are no tokens."""
+    inputs: dict[str, Input] = {}
+    before = cut_side(unfused, fused, region, {}, inputs)
+    after = cut_side(fused, fused, region, {}, inputs)
+    if isinstance(before, Reason) or isinstance(after, Reason):
+        return before if isinstance(before, Reason) else cast("Reason", after)
+    parts_of_key = [f"{item.shape}{item.dtype}".encode() for item in inputs.values()]
+    sides = [canonical(cut, tuple(inputs)) for cut in (before, after)]
+    key = hashlib.sha256(b"\0".join([*parts_of_key, *sides])).digest()
+    return Pair(site_name(fused.graph, region), before, after, tuple(inputs.values()), region.outputs, 1, None, key)
+
+
 def site_name(graph: Graph, region: Region) -> str:
-    """The names of the sites in a region, as the fused nodes' metadata has them."""
+    """The names of the sites in a region, as the nodes' metadata has them."""
     known = [_properties(graph, node).get("deltafuse.site", region.outputs[0]) for node in region.fused]
-    return ", ".join(dict.fromkeys(known))
+    return ", ".join(filter(None, dict.fromkeys([*known, *(marked(graph, node) for node in region.nodes)])))
 
 
 def _properties(graph: Graph, node: int) -> dict[str, str]:
@@ -141,7 +154,7 @@ def _strip(graph: onnx.GraphProto, numbers: dict[str, str]) -> None:
         item.name = number(item.name)
 
 
-def _cut(
+def cut_side(
     side: Side, fused: Side, region: Region, known: dict[str, Part], inputs: dict[str, Input]
 ) -> onnx.ModelProto | Reason:
     """One side's model; its inputs are added to `inputs`."""

@@ -19,7 +19,9 @@ from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.tensors import TensorHead
+from deltafuse.verify_aliases import lost_copies, same_without_copies
 from deltafuse.verify_opset import opset_findings, rewritten
+from deltafuse.verify_regions import Region, connected, marked, reads, region_of
 from deltafuse.wire import Model
 
 TEXTS.update(
@@ -39,56 +41,48 @@ TEXTS.update(
 
 
 @dataclass(frozen=True)
-class Region:
-    """Connected nodes that only the fused file has, around one or more fused nodes.
+class Difference:
+    """All that differs; findings are differences that no fused region explains.
 
     Attributes:
-        nodes: of the fused graph, ascending.
-        fused: the fused nodes among them.
-        inputs: names of the values it reads, in order of first use; initializers are part of the region.
-        outputs: names of the values that the rest of the graph reads.
+        expressions: regions without a fused node, each node marked as written by a fuse.
+        copies: what Identity nodes wrote that are gone, and whose readers read what was copied.
     """
-
-    nodes: tuple[int, ...]
-    fused: tuple[int, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """All that differs; findings are differences that no fused region explains."""
 
     regions: tuple[Region, ...]
     findings: tuple[Reason, ...]
+    expressions: tuple[Region, ...] = ()
+    copies: tuple[str, ...] = ()
 
 
 def compare(unfused: Model, fused: Model) -> Difference:
     """Compares two files node by node, whatever their order."""
-    changed, raised = _changed(unfused, fused)
-    groups = _connected(fused.graph, changed)
+    changed, raised, copied = _changed(unfused, fused)
+    groups = connected(fused.graph, changed)
     kernels = set(fused_nodes(fused.graph, changed))
-    regions = [_region(fused.graph, nodes, kernels) for nodes in groups if kernels & set(nodes)]
-    stray = [node for nodes in groups if not kernels & set(nodes) for node in nodes]
+    regions = [region_of(fused.graph, nodes, kernels) for nodes in groups if kernels & set(nodes)]
+    others = [nodes for nodes in groups if not kernels & set(nodes)]
+    written = [nodes for nodes in others if all(marked(fused.graph, node) for node in nodes)]
+    expressions = [region_of(fused.graph, nodes, kernels) for nodes in written]
+    stray = [node for nodes in others if nodes not in written for node in nodes]
     findings = [
         *_model_findings(unfused, fused),
         *_stray(fused.graph, stray),
-        *_values(unfused, fused, set(changed), raised, regions),
+        *_values(unfused, fused, set(changed), raised, (*regions, *expressions)),
     ]
     findings += [Reason("site-unread", {"site": fused.graph.node_name(r.fused[0])}) for r in regions if not r.outputs]
-    return Difference(tuple(region for region in regions if region.outputs), tuple(findings))
+    fresh = [node for region in (*regions, *expressions) for node in region.nodes]
+    copies = lost_copies(unfused.graph, fused.graph, (*copied, *fresh))
+    kept = [tuple(region for region in some if region.outputs) for some in (regions, expressions)]
+    return Difference(kept[0], tuple(findings), kept[1], copies)
 
 
-def reads(graph: Graph, node: int) -> tuple[int, ...]:
-    """Values that a node reads, those of its subgraphs too."""
-    return graph.node_inputs[node] + graph.captures.get(node, ())
-
-
-def _changed(before: Model, after: Model) -> tuple[list[int], set[int]]:
+def _changed(before: Model, after: Model) -> tuple[list[int], set[int], set[int]]:
     """Nodes of the fused graph that the unfused one lacks: by bytes, and where these differ by what they decode to.
 
     Returns:
-        Those, and nodes that are written in the form of a raised opset: the unfused graph has them in the old form.
+        Those; nodes that are written in the form of a raised opset, which the unfused graph has in the old form; and
+        nodes that read what an Identity copied.
     """
     unfused, fused = before.graph, after.graph
     known = Counter(bytes(unfused.data[start:end]) for start, end in unfused.spans)
@@ -100,7 +94,7 @@ def _changed(before: Model, after: Model) -> tuple[list[int], set[int]]:
         else:
             left.append(node)
     if not left:
-        return [], set()
+        return [], set(), set()
     rest = Counter(_decoded(message) for message, count in known.items() for _ in range(count))
     forms = rewritten(rest, before, after)
     changed: list[int] = []
@@ -114,48 +108,13 @@ def _changed(before: Model, after: Model) -> tuple[list[int], set[int]]:
             raised.add(node)
         else:
             changed.append(node)
-    return changed, raised
+    copied = same_without_copies(unfused, fused, rest + forms, changed)
+    return [node for node in changed if node not in copied], raised, copied
 
 
 def _decoded(field: bytes) -> bytes:
     (node,) = onnx.GraphProto.FromString(field).node
     return node.SerializeToString(deterministic=True)
-
-
-def _connected(graph: Graph, nodes: Sequence[int]) -> list[list[int]]:
-    """Parts of a set of nodes that share values one of them writes, in order of their first node."""
-    owner = {value: node for node in nodes for value in graph.node_outputs[node] if value}
-    parent = {node: node for node in nodes}
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    for node in nodes:
-        for value in reads(graph, node):
-            if value in owner:
-                parent[root(node)] = root(owner[value])
-    groups: dict[int, list[int]] = {}
-    for node in nodes:
-        groups.setdefault(root(node), []).append(node)
-    return list(groups.values())
-
-
-def _region(graph: Graph, nodes: Sequence[int], kernels: set[int]) -> Region:
-    inside = set(nodes)
-    written = [value for node in nodes for value in graph.node_outputs[node] if value]
-    own = {0, *written, *graph.initializers}
-    inputs = dict.fromkeys(value for node in nodes for value in reads(graph, node) if value not in own)
-    results = set(graph.outputs)
-    outputs = [v for v in written if v in results or any(reader not in inside for reader in graph.consumers[v])]
-    return Region(
-        tuple(nodes),
-        tuple(node for node in nodes if node in kernels),
-        tuple(map(graph.name, inputs)),
-        tuple(map(graph.name, outputs)),
-    )
 
 
 def _stray(graph: Graph, nodes: Sequence[int]) -> Iterator[Reason]:

@@ -14,7 +14,7 @@ from deltafuse.draws import Draw
 from deltafuse.fused import call as read_call
 from deltafuse.graph import Graph
 from deltafuse.reasons import Reason
-from deltafuse.verify_diff import Region, reads
+from deltafuse.verify_regions import Region, reads
 
 Array = npt.NDArray[np.generic]
 
