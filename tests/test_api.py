@@ -252,7 +252,8 @@ def test_rollback_gives_the_original_back(report, demo, tmp_path):
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    (example,) = (block for block in blocks if "deltafuse.fuse(" in block)
     monkeypatch.chdir(tmp_path)
     write_demo(tmp_path / "demo")
     names = {}

@@ -35,10 +35,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         d = x - x.mean(self.axes, keepdim=True)
-        if self.unbiased:
-            variance = x.var(self.axes, keepdim=True)
-        else:
-            variance = d.pow(2).mean(self.axes, keepdim=True)
+        variance = x.var(self.axes, keepdim=True) if self.unbiased else d.pow(2).mean(self.axes, keepdim=True)
         y = d / torch.sqrt(variance + 1e-5)
         return y * self.weight + self.bias if self.affine else y
 

@@ -59,7 +59,7 @@ class FuseOptions:
         form: take only sites written as this form; None for all.
         op: force this operator where its limits allow it; None for what is legal.
         sites, skip_sites: shell-style patterns of site names to take (empty for all) and to leave.
-        rules: names of the rules to look for; empty for all.
+        rules: names of the patterns to look for; empty for those that are on by default.
         patterns: folders of further rules, of the same form as the shipped one.
         pin: put the batch axis (and a token axis proven for one size only) to that size in the output.
         pins: further axes to pin: symbol and size.

@@ -36,7 +36,7 @@ commands (fuse COMMAND --help tells more):
   demo       write two small models to try things on
   lint       look over the fused nodes of any file, write nothing
   targets    list the targets and their limits
-  patterns   list the rules"""
+  patterns   list what is looked for"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,8 +105,9 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add("--form", choices=get_args(Form), help="only sites written in this form")
     _add_list(parser, "GLOB", "only sites whose name fits, e.g. 'layers.1?'", "--sites", "--site")
     _add_list(parser, "GLOB", "but not these sites", "--skip-sites")
-    _add_list(parser, "NAME", "only these rules, see `fuse patterns`; those that are off by default, too", "--rules")
-    _add_list(parser, "DIR", "a folder of further rules", "--patterns", kind=Path)
+    rules = "only these patterns, those that are off by default too: see `fuse patterns`; give them after MODEL"
+    add("--rules", nargs="+", action="extend", default=[], metavar="NAME", help=rules)
+    _add_list(parser, "DIR", "a folder of further patterns", "--patterns", kind=Path)
     add("--no-pin", dest="pin", action="store_false", help="leave the axes dynamic that the target wants fixed")
     add("--pin", dest="pins", action="append", type=pin, default=[], metavar="SYMBOL=N", help="fix a further axis")
     batch = "how many sequences the output takes, where the target fixes it (default: %(default)s)"
@@ -231,8 +232,12 @@ def targets_parser() -> Parser:
 
 def patterns_parser() -> Parser:
     """``fuse patterns``."""
-    parser = _parser("fuse patterns", "fuse patterns [--patterns DIR] [--json]", "List the rules that are looked for.")
-    _add_list(parser, "DIR", "a folder of further rules", "--patterns", kind=Path)
+    parser = _parser(
+        "fuse patterns",
+        "fuse patterns [--patterns DIR] [--json]",
+        "List the patterns: kind, whether on by default, what each is.",
+    )
+    _add_list(parser, "DIR", "a folder of further patterns", "--patterns", kind=Path)
     return parser
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from deltafuse.probe_conv import plain_convolution
 from deltafuse.reasons import TEXTS, Reason
 
 TEXTS.update(
@@ -67,12 +68,11 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
 
 
 def _expand(graph: onnx.GraphProto) -> None:
-    """Writes out onnxruntime's FusedMatMul, which has no double kernel."""
-    if not any(node.op_type == "FusedMatMul" for node in graph.node):
+    """Writes out what has no double kernel and a plain form: onnxruntime's FusedMatMul, depthwise convolutions."""
+    forms = {"FusedMatMul": _plain_product, "Conv": plain_convolution}
+    if not any(node.op_type in forms for node in graph.node):
         return
-    nodes = [
-        part for node in graph.node for part in (_plain_product(node) if node.op_type == "FusedMatMul" else [node])
-    ]
+    nodes = [part for node in graph.node for part in (forms[node.op_type](node) if node.op_type in forms else [node])]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)

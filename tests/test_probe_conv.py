@@ -1,0 +1,60 @@
+"""A depthwise convolution as sums of products, against onnxruntime's own in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import graphs
+from deltafuse.probe_conv import plain_convolution
+
+
+def convolution(channels: int, weight: tuple[int, ...], **attributes: object) -> onnx.ModelProto:
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
+    ends = [("x", [2, channels, 9]), ("w", weight), ("b", [weight[0]])]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in ends]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def drawn(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in model.graph.input}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"pads": [3, 0]}, {"pads": [1, 2], "dilations": [2]}, {"strides": [1], "auto_pad": "VALID"}],
+)
+def test_it_convolves_in_double(attributes: dict[str, object]) -> None:
+    model = convolution(6, (6, 1, 4), group=6, kernel_shape=[4], **attributes)
+    feeds = drawn(model)
+    (wanted,) = graphs.session(model).run(None, feeds)
+    double = {name: array.astype(np.float64) for name, array in feeds.items()}
+    (found,) = graphs.double(model).run(None, double)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_channels_that_are_mixed_do_not_run() -> None:
+    model = convolution(6, (6, 6, 4), kernel_shape=[4])
+    with pytest.raises(ort.capi.onnxruntime_pybind11_state.Fail):
+        graphs.double(model).run(None, {name: array.astype(np.float64) for name, array in drawn(model).items()})
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"kernel_shape": [2, 2]},
+        {"kernel_shape": [4], "strides": [2]},
+        {"kernel_shape": [4], "auto_pad": "SAME_UPPER"},
+        {},
+    ],
+)
+def test_another_convolution_is_left_as_it_is(attributes: dict[str, object]) -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
+    assert plain_convolution(node) == [node]
