@@ -60,7 +60,8 @@ def variant(
         k, q, b = key[:, t, :, :, None], query[:, t, :, :, None], beta[:, t, :, None]
         decay = np.exp(sign * g[:, t, :, None, None])
         decayed = state * decay if decays == "first" else state
-        known = {"decayed": decayed, "undecayed": state, "transposed": np.swapaxes(decayed, -1, -2), "nothing": 0.0 * state}
+        turned = np.swapaxes(decayed, -1, -2)
+        known = {"decayed": decayed, "undecayed": state, "transposed": turned, "nothing": 0.0 * state}
         read = (known[corrected_by] * (k if erase is None else erase[:, t, :, :, None])).sum(-2)
         one = np.ones(b.shape)
         added, taken = {"both": (b, b), "value": (b, one), "erased": (one, b), "twice": (b * b, b * b)}[scaled]
