@@ -15,6 +15,7 @@ from deltafuse.expressions import Example, Expression
 from deltafuse.options import FuseOptions
 from deltafuse.report import fuse_document
 from deltafuse.rollback import rollback
+from deltafuse.verify import verify
 
 SHIPPED = [entry.pattern for entry in patterns.loaded() if isinstance(entry.pattern, Expression)]
 EXAMPLES = [(pattern.name, example) for pattern in SHIPPED for example in pattern.examples]
@@ -235,3 +236,43 @@ def test_extract_writes_each_site_alone(tmp_path: Path) -> None:
     assert [site.status for site in report.sites] == ["match"] * 3
     for name in ("layer_norm.0", "min_max_clip.0"):
         same(tmp_path / "sites" / f"{name}.before.onnx", tmp_path / "sites" / f"{name}.after.onnx")
+
+
+def test_a_file_out_of_order_is_fused_as_it_lies(tmp_path: Path) -> None:
+    shuffled = graphs.step(*MIXED)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in shuffled.graph.node]
+    del shuffled.graph.node[:]
+    shuffled.graph.node.extend(reversed(nodes))
+    model, fused = graphs.save(shuffled, tmp_path), tmp_path / "fused.onnx"
+    report = graphs.fuse(model, fused, rules=RULES[1:])
+    assert [site.status for site in report.sites] == ["fused"] * 3
+    found = {node.output[0]: node for node in onnx.load(fused).graph.node}
+    assert (found["last_out"].op_type, found["last_out"].input[0]) == ("Clip", "w")
+    assert (found["w"].op_type, found["w"].input[0]) == ("LayerNormalization", "out")
+    rollback(fused, tmp_path / "back.onnx")
+    assert (tmp_path / "back.onnx").read_bytes() == model.read_bytes()
+
+
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+def test_other_targets_take_them_beside_their_own_operators(target: str, tmp_path: Path) -> None:
+    # A reader of the Identity has another form at a raised opset: it is rewritten for both reasons at once.
+    edits = (*MIXED, ("  i = Identity(w)\n  c = Max(i, low)", "  i = Identity(w)\n  rows = ReduceMean<axes = [-1]>(i)\n"
+                      "  far = Sub(i, rows)\n  c = Max(far, low)"))  # fmt: skip
+    model, fused = graphs.save(graphs.step(*edits), tmp_path), tmp_path / "fused.onnx"
+    report = graphs.fuse(model, fused, rules=RULES, target=target)
+    assert [site.status for site in report.sites] == ["fused"] * 4
+    graph = onnx.load(fused).graph
+    assert next(node for node in graph.node if "rows" in node.output).input[0] == "w"
+    assert verify(model, fused, level="site").exit == 0
+    rollback(fused, tmp_path / "some.onnx", sites=["identity.*"])
+    assert verify(model, tmp_path / "some.onnx", level="site").exit == 0
+    rollback(fused, tmp_path / "some.onnx", sites=["site.0"])
+    same(model, tmp_path / "some.onnx")
+    rollback(fused, tmp_path / "back.onnx")
+    assert (tmp_path / "back.onnx").read_bytes() == model.read_bytes()
+
+
+def test_ordinary_sites_alone_leave_the_opset_as_it_is(tmp_path: Path) -> None:
+    model, fused = mixed(tmp_path), tmp_path / "fused.onnx"
+    graphs.fuse(model, fused, rules=RULES[1:], target="onnx")
+    assert onnx.load(fused).opset_import == onnx.load(model).opset_import

@@ -46,6 +46,8 @@ def changes_of(
     rewritten = {node: nodes for node, nodes in adjustments.opsets.replaced if node not in gone}
     renamed = aliases.of(plans)
     readers = aliases.readers(graph, plans, gone)
+    # What a raised opset rewrites belongs to no single site: its old form is wrong as long as any site stays.
+    owner = {node: "" if node in rewritten else site for node, site in readers.items()}
     rewritten |= {node: renamed.apply(rewritten.get(node, (graph.node(node),))) for node in readers}
     for plan in plans:
         if not plan.nodes:
@@ -60,8 +62,8 @@ def changes_of(
         back = [new for node in early for new in rewritten.pop(node, (graph.node(node),))]
         inserted.append(Insertion(plan.match.name, before, tuple(back)))
         out.append((plan.match.name, tuple(early)))
-    inserted += [Insertion(readers.get(node, ""), node, nodes) for node, nodes in rewritten.items()]
-    out += [(readers.get(node, ""), (node,)) for node in rewritten]
+    inserted += [Insertion(owner.get(node, ""), node, nodes) for node, nodes in rewritten.items()]
+    out += [(owner.get(node, ""), (node,)) for node in rewritten]
     retyped = () if adjustments.pins is None else adjustments.pins.retyped
     changes = Changes(tuple(out), tuple(inserted), tuple(moved), retyped, adjustments.opsets.imports)
     return changes if order is None else _renumbered(changes, order)
