@@ -127,9 +127,8 @@ _TEXTS = {
     "decay-missing": "the state does not decay: this is the plain delta rule",
     "undecayed-read": "the delta is taken from the state before its decay",
     "undecayed-update": "the update is added to the state before its decay",
-    "no-delta-term": "values are added without the correction S^T k: gated linear attention (GLA, RetNet, Mamba-2), "
-    "not a delta rule",
-    "read-before-update": "the output reads the state before it is updated: a mask without its diagonal, if in chunks",
+    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
+    "read-before-update": "the output reads the state before it is updated",
     "decay-after-update": "the state decays after its update, not before; shift g by one token in the model",
     "decay-after-read": "the state decays after it was updated and read, not before; shift g by one token in the model",
     "beta-value-only": "beta scales the value but not what is taken away for it",

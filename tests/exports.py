@@ -1,4 +1,4 @@
-"""The fixtures: real exports with inputs, what torch made of them, and the truth. Made by scripts/make_fixtures.py."""
+"""The fixtures: real exports with inputs, what torch made of them, and the truth. Made by scripts/make_zoo.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Export:
 
     Attributes:
         name: of its files.
-        truth: what holds of it, see `scripts/make_fixtures.py`.
+        truth: what holds of it, see `scripts/make_zoo.py`.
     """
 
     name: str

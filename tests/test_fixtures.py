@@ -14,7 +14,7 @@ import pytest
 from exports import FOLDER, Export, export, exports
 from tolerances import assert_close
 
-SCRIPT = Path(__file__).parents[1] / "scripts/make_fixtures.py"
+SCRIPT = Path(__file__).parents[1] / "scripts/make_zoo.py"
 DEMO = Path(__file__).parents[1] / "src/deltafuse/demo_models"
 
 
@@ -25,12 +25,12 @@ def make(*arguments: object) -> str:
 
 def test_every_fixture_has_a_maker() -> None:
     names = make("--list").split()
-    assert sorted(names) == sorted(path.stem for path in FOLDER.glob("*.onnx"))
-    assert sorted(names) == [one.name for one in exports()]
+    stored = sorted(path.stem for path in FOLDER.glob("*.onnx"))
+    assert sorted(set(names) & set(stored)) == stored == [one.name for one in exports()]
 
 
 def test_one_can_be_remade(tmp_path: Path) -> None:
-    make("rec_ts14", "--out", tmp_path)
+    make("--only", "rec_ts14", "--out", tmp_path)
     stored = export("rec_ts14")
     assert onnx.load(tmp_path / "rec_ts14.onnx") == onnx.load(stored.path)
     with np.load(tmp_path / "rec_ts14.npz") as arrays:

@@ -235,8 +235,10 @@ class Climber(DecayClimber):
                 continue
             if axis == 0:
                 return False
-            inner = len(shape) >= 4 and axis < len(shape) - 1
-            if not inner and shape[axis] not in lengths:
+            size, inner = shape[axis], axis < len(shape) - 1
+            # Two steps a token are no rule of ours, but are known as what they are.
+            double = inner and isinstance(size, int) and size % 2 == 0 and size // 2 in lengths
+            if size not in lengths and not double and not (inner and len(shape) >= 4):
                 return False
         return True
 

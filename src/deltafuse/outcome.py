@@ -67,7 +67,7 @@ def worth_telling(found: Sequence[Site], family: Sequence[Pattern], before: Sequ
     Contractions of data with data are in many a layer that is no rule: where other sites are there, only those are
     told that are a rule or a known neighbour of one.
     """
-    if family[0].decay != "none" or not any(isinstance(site, Match) for site in (*before, *found)):
+    if family[0].decay != "none" or not (before or any(isinstance(site, Match) for site in found)):
         return found
     telling = {*REFUSALS, *(code for rule in family for code in rule.neighbours)}
     return [site for site in found if isinstance(site, Match) or site.reason.code in telling]
