@@ -66,7 +66,7 @@ def with_extra(name: str, build, extra: dict[str, torch.Tensor], tokens: int, **
 
 
 def traced(name: str, tokens: int, size: int, exporter: str = "torchscript", opset: int = 17) -> Case:
-    """transformers' own chunk rule traced for two chunks of an odd size: the graph is right for two chunks only."""
+    """The chunk rule of transformers, traced for two chunks of an odd size: its graph is right for two chunks only."""
     options = {"chunk": size, "valid": (size + 1, tokens), "truth": {"codes": [""]}}
     return Case(name, "chunk", exporter, opset, tokens, batch=2, dynamic="BT", **options)
 
@@ -76,13 +76,6 @@ SMALL_CHUNKS = (
     traced("chunk_hf_size_6", 12, 6),
     traced("chunk_hf_size_10", 20, 10),
     traced("chunk_hf_size_7_dynamo", 14, 7, "dynamo", 20),
-)
-
-CHUNKS = (
-    Case("chunk_hf_size_5", "chunk", "torchscript", 17, 10, batch=2, chunk=5, dynamic="BT", valid=(6, 10), truth=FUSED),
-    Case("chunk_hf_size_6", "chunk", "torchscript", 17, 12, batch=2, chunk=6, dynamic="BT", valid=(7, 12), truth=FUSED),
-    Case("chunk_hf_size_10", "chunk", "torchscript", 17, 20, batch=2, chunk=10, dynamic="BT", valid=(11, 20), truth=FUSED),
-    Case("chunk_hf_size_7_dynamo", "chunk", "dynamo", 20, 14, batch=2, chunk=7, dynamic="BT", valid=(8, 14), truth=FUSED),
 )
 
 CHUNKS = (

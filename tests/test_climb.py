@@ -40,6 +40,8 @@ def climber(body: str, folder: Path):
         ("y = Mul(g, other)", {"y"}),
         # The sign in front of a fenced value is part of how a decay is made.
         ("a = Softplus(g)\n  y = Neg(a)", {"y"}),
+        ("a = Softplus(g)\n  n = Neg(a)\n  y = Mul(n, half)", {"y"}),
+        ("a = Softplus(g)\n  b = Unsqueeze(a, last)\n  y = Mul(b, half)", {"a"}),
         ("a = Where(choice, g, other)\n  y = Cast<to = 1>(a)", {"a"}),
         ("a = Gather<axis = 1>(g, ids)\n  y = Unsqueeze(a, last)", {"a"}),
         ("a = Gather<axis = 1>(g, one)\n  y = Unsqueeze(a, last)", {"g"}),
@@ -63,6 +65,9 @@ def test_a_log_decay_is_reached_through_linear_rearrangements(body: str, roots: 
         ("a = Tanh(x)\n  y = Mul(a, half)", {"a"}),
         ("a = Mul(x, w)\n  y = Mul(a, half)", {"a"}),
         ("a = Abs(x)\n  y = Neg(a)", {"a"}),
+        # A sigmoid that is written out ends a climb like one that is not.
+        ("n = Neg(x)\n  e = Exp(n)\n  a = Add(e, half)\n  b = Reciprocal(a)\n  y = Neg(b)", {"b"}),
+        ("n = Neg(x)\n  e = Exp(n)\n  a = Add(e, half)\n  b = Div(x, a)\n  y = Neg(b)", {"b"}),
         # Time is parted inside the rule, features and the batch are parted outside of it.
         ("a = Slice(x, zero, two, one)\n  y = Neg(a)", {"x"}),
         ("a, y = Split<axis = 1>(x)", {"x"}),
@@ -81,3 +86,26 @@ def test_an_operand_is_reached_through_its_preparation(body: str, roots: set[str
 def test_a_climb_ends_at_the_log_decay(tmp_path: Path) -> None:
     graph, made = climber("a = Neg(g)\n  b = Unsqueeze(a, last)\n  y = Mul(x, b)", tmp_path)
     assert [graph.name(v) for v in made.roots([graph.find("y")], graph.find("a"))] == ["a", "x"]
+
+
+def test_an_axis_of_one_may_be_taken_apart(tmp_path: Path) -> None:
+    body = "a = Unsqueeze(x, zero)\n  y = Gather<axis = 0>(a, zero)"
+    graph, made = climber(body, tmp_path)
+    assert [graph.name(v) for v in made.roots([graph.find("y")], graph.find("g"))] == ["g", "x"]
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("a, b = Split<axis = 2>(g)\n  y = Exp(a)\n  z = Neg(b)", "a"),
+        ("s = Unsqueeze(g, last)\n  a, b = Split<axis = 2>(s)\n  y = Exp(a)\n  z = Neg(b)", "a"),
+        # Time that is parted is no packing: each part leads to an exponential.
+        ("a, b = Split<axis = 1>(g)\n  z = Exp(b)\n  y = Exp(a)", "g"),
+        ("a = Neg(g)\n  y = Exp(a)", "g"),
+    ],
+)
+def test_a_packed_log_decay_is_the_part_that_is_read(body: str, found: str, tmp_path: Path) -> None:
+    graph, made = climber(body, tmp_path)
+    exponents = [graph.node_inputs[node][0] for node, op in enumerate(graph.op) if op == "Exp"]
+    assert graph.name(made.part(graph.find("g"), exponents)) == found
+    assert {graph.name(root) for value in exponents for root in made.decay_roots(value)} == {found}
