@@ -56,7 +56,7 @@ def test_a_choice_that_comes_round_again_is_known_by_its_period(
 
 
 def scaled_where(condition: list[onnx.NodeProto], factor: float) -> onnx.ModelProto:
-    """A chunk rule for 17 to 32 tokens whose log decay is multiplied by a factor where a condition ``c`` on the tokens ``t`` holds."""
+    """A chunk rule for 17 to 32 tokens with a factor on its log decay where a condition ``c`` on the tokens holds."""
     model = onnx.load(export("chunk_dy20_dynBT").path)
 
     def branch(name: str, node: onnx.NodeProto) -> onnx.GraphProto:

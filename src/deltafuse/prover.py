@@ -171,9 +171,9 @@ def _attempt(setting: Setting, bench: Bench, binding: Binding) -> Fit | _Odd | R
 
 
 def _smallest_running(setting: Setting, bench: Bench, runs: Sequence[tuple[Binding, bool]]) -> Iterator[Binding]:
-    """The smallest token count that runs, where none of the usual ones was right."""
+    """The smallest token count that runs, where none of the usual ones was right; a loop runs for any or for none."""
     free = [binding for binding, _ in runs if binding.tokens is not None]
-    if not free:
+    if not free or any(setting.model.graph.op[node] in LOOPS for node in setting.candidate.core):
         return
     start = free[0]
 
