@@ -141,9 +141,7 @@ def by_blocks(lower: torch.Tensor) -> torch.Tensor:
     upper_left, lower_right = by_blocks(lower[..., :half, :half]), by_blocks(lower[..., half:, half:])
     corner = -lower_right @ lower[..., half:, :half] @ upper_left
     nothing = torch.zeros_like(lower[..., :half, half:])
-    return torch.cat(
-        [torch.cat([upper_left, nothing], dim=-1), torch.cat([corner, lower_right], dim=-1)], dim=-2
-    )
+    return torch.cat([torch.cat([upper_left, nothing], dim=-1), torch.cat([corner, lower_right], dim=-1)], dim=-2)
 
 
 def by_operator(lower: torch.Tensor) -> torch.Tensor:

@@ -96,9 +96,7 @@ def between(make: Callable[[str, str, int], list[onnx.NodeProto]]) -> Callable[[
 
     def convert(model: onnx.ModelProto) -> onnx.ModelProto:
         inferred = onnx.shape_inference.infer_shapes(model).graph
-        floats = {
-            value.name for value in inferred.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT
-        }
+        floats = {value.name for value in inferred.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT}
         nodes: list[onnx.NodeProto] = []
         for node in model.graph.node:
             nodes.append(node)

@@ -130,7 +130,6 @@ LOOPS = (
 )  # fmt: skip
 
 
-
 def value_major() -> Member:
     """A state [B, H, V, K]."""
     given = operands(2)

@@ -65,8 +65,9 @@ def test_a_counter_that_leaves_tokens_out_is_refused(what: str, number: int, tmp
         (name,) = [name for name in add.input if name not in {value.name for value in body.input}]
         constant(body.node, name, number)
     else:
-        place = [value.name for value in body.input].index(next(n for n in add.input if n in
-                                                                {value.name for value in body.input}))
+        place = [value.name for value in body.input].index(
+            next(n for n in add.input if n in {value.name for value in body.input})
+        )
         constant(model.graph.node, loop.input[place], number)
     exit_code, codes = outcome(model, tmp_path)
     assert exit_code == 3

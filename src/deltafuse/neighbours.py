@@ -37,6 +37,7 @@ TEXTS.update(
     }
 )
 
+
 def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
     """The neighbour of the rule that fits, or that none does."""
     for diagnose in (_activated, _plain, _without_beta, _transposed, _prefix, erasing, twice):
@@ -127,9 +128,7 @@ def _readings(
                 yield _Reading(tokens, found, assignment)
 
 
-def _reads_all(
-    setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence
-) -> bool:
+def _reads_all(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence) -> bool:
     """Whether a recurrence that mixes columns explains a value."""
     found = _readings(setting, feeds, ran, lambda _: recurrence, lambda assignment: assignment.read(feeds))
     return any(reading.tokens == reading.found.shape[1] for reading in found)
@@ -155,9 +154,7 @@ def _prefix(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Arra
     shortened = cast("Callable[..., tuple[Array, Array]] | None", getattr(pattern, "shortened", None))
     if shortened is not None:
         size = best.tokens + 1
-        wanted, _ = run_rule(
-            partial(shortened, size=size), best.assignment.read(feeds), best.assignment.preparation()
-        )
+        wanted, _ = run_rule(partial(shortened, size=size), best.assignment.read(feeds), best.assignment.preparation())
         if agreeing(best.found, wanted) == wanted.shape[1]:
             return Reason("inverse-short", {"tokens": size})
     return Reason("first-tokens-only", {"tokens": best.tokens})

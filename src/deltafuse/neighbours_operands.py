@@ -175,4 +175,3 @@ def _interleaved(first: Operands, second: Operands) -> Operands:
         beta=pair(first.beta, second.beta),
         g=pair(first.g, np.zeros_like(first.g)),
     )
-
