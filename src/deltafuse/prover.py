@@ -35,7 +35,7 @@ from deltafuse.worker import Worker
 TEXTS.update(
     {
         "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}); "
-        "it is not the rule",
+        "it is another rule, or its arithmetic loses too many digits to tell",
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
         "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule",
     }
