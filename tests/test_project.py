@@ -22,6 +22,8 @@ from deltafuse.reasons import TEXTS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "patterns", "scripts") for path in (ROOT / folder).rglob("*.py"))
+#: What needs the extra ``torch``.
+EXPORT_TIME = ROOT / "src/deltafuse/torch"
 MODULE_LINES, FUNCTION_LINES = 300, 60
 #: One loop over hundreds of thousands of nodes: a call for each of them costs as much as the loop itself.
 TIGHT_LOOPS = {"scanner.py:_nodes"}
@@ -139,7 +141,12 @@ def imports(path: Path) -> set[str]:
 
 
 def test_what_is_imported_is_what_is_declared() -> None:
-    found = {name for path in SOURCES if "scripts" not in path.parts for name in imports(path)}
+    ours = sys.stdlib_module_names | {"deltafuse"}
+    shipped = [path for path in SOURCES if "scripts" not in path.parts]
+    found = {name for path in shipped if path.parent != EXPORT_TIME for name in imports(path)}
     names = [re.split(r"[ <>=;]", line)[0] for line in requires("deltafuse") if "extra" not in line]
     declared = {{"protobuf": "google"}.get(name, name.replace("-", "_")) for name in names}
-    assert found - sys.stdlib_module_names - {"deltafuse"} == declared
+    assert found - ours == declared
+    more = {name for path in shipped if path.parent == EXPORT_TIME for name in imports(path)}
+    (line,) = re.findall(r"^torch = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert more - ours - declared == set(re.findall(r'"([a-z]+)[<>=]', line))

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from deltafuse import targets
 from deltafuse.errors import UserError
 from deltafuse.options import DEFAULT_TARGET, Boundary, Operator
 from deltafuse.torch.call import SETTINGS, Settings
@@ -66,7 +65,6 @@ def use_custom_gated_delta_rule(
             limit that a call of the model is beyond.
     """
     settings = Settings(target, op, boundary, signature, allow_bf16_to_fp16)
-    targets.get(target)
     table = translations(target, op, boundary=boundary, signature=signature, allow_bf16_to_fp16=allow_bf16_to_fp16)
     places = list(_places(model))
     if not places:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltafuse import targets
 from deltafuse.options import DEFAULT_TARGET, Boundary, Operator
 from deltafuse.torch.call import Call, Operand, Settings, declared, plan
 from deltafuse.torch.symbolic import NAMES, TYPES, compute
@@ -77,9 +78,10 @@ def translations(
         allow_bf16_to_fp16: accept the smaller range where a bfloat16 model meets a float16 kernel.
 
     Raises:
-        UserError: a call is beyond a limit of the target; the exporter wraps it into errors of its own, whose cause
-            it is.
+        UserError: ``unknown-target``. In an export, where a call is beyond a limit of the target: the exporter wraps it
+            into errors of its own, whose cause it is.
     """
+    targets.get(target)
     settings = Settings(target, op, boundary, signature, allow_bf16_to_fp16)
     return {operator: _translation(form, settings) for form, operator in OPERATORS.items()}
 

@@ -1,0 +1,174 @@
+"""deltafuse.torch in whole models: what is replaced and given back, and that both routes agree there too."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen35
+
+import deltafuse
+import deltafuse.torch
+from deltafuse import UserError
+from deltafuse.lint import lint
+from expressions import expressions, fused
+from qwen_models import (
+    DECODE_AXES,
+    DECODE_INPUTS,
+    OUTPUTS,
+    PREFILL_AXES,
+    PREFILL_INPUTS,
+    Decode,
+    Prefill,
+    Sizes,
+    build,
+    decode_inputs,
+    exporting,
+    prefill_inputs,
+    torchscript,
+)
+
+SIZES = Sizes(layers=("linear_attention", "full_attention", "linear_attention"))
+FUNCTIONS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+#: wrapper, its inputs, their names, axes that are dynamic (not the batch, and not the step)
+PARTS = {
+    "prefill": (Prefill, prefill_inputs(SIZES, 1, 12), PREFILL_INPUTS, PREFILL_AXES),
+    "decode": (Decode, decode_inputs(SIZES, 1, 5, torch.float32), DECODE_INPUTS, DECODE_AXES),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build(SIZES)
+
+
+def export(model, part, path):
+    wrapper, given, names, axes = PARTS[part]
+    kept = {name: {i: axis for i, axis in dims.items() if axis not in ("batch", "step")} for name, dims in axes.items()}
+    torchscript(wrapper(model).eval(), given, path, inputs=names, outputs=OUTPUTS, opset=18, axes=kept)
+    return path
+
+
+@pytest.mark.parametrize("target", ["ascend-310p", "ort"])
+@pytest.mark.parametrize("part", PARTS)
+def test_both_routes_give_the_same_nodes_in_a_model(model, part, target, tmp_path):
+    with exporting(qwen35, chunk_size=8):
+        unfused = export(model, part, tmp_path / "unfused.onnx")
+    assert deltafuse.fuse(unfused, tmp_path / "fused.onnx", target=target).exit == 0
+    with deltafuse.torch.use_custom_gated_delta_rule(model, target):
+        export(model, part, tmp_path / "exported.onnx")
+    models = [onnx.load(tmp_path / name) for name in ("fused.onnx", "exported.onnx")]
+    # The model has a Reshape of its own in front of the rule. With packed heads it is one of the two that are needed,
+    # and fuse starts before it.
+    values = [expressions(one, views="ignored" if target == "ort" else "merged") for one in models]
+    nodes = [fused(one) for one in models]
+    assert len(nodes[0]) == len(nodes[1]) == 2
+    for one, other in zip(*nodes, strict=True):
+        assert (one.op_type, one.domain) == (other.op_type, other.domain)
+        assert {a.name: a for a in one.attribute} == {a.name: a for a in other.attribute}
+    # Behind the first layer the routes differ: there the source's own layout of the result is still in the graph.
+    operands = [[found[name] for name in node[0].input] for found, node in zip(values, nodes, strict=True)]
+    assert operands[0] == operands[1]
+
+
+@pytest.mark.parametrize("target", ["ascend-310p", "ort"])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_model_runs_as_it_does_in_torch(model, part, target, tmp_path):
+    path = tmp_path / "exported.onnx"
+    with deltafuse.torch.use_custom_gated_delta_rule(model, target):
+        export(model, part, path)
+    report = lint(path)
+    assert (report.nodes, report.findings) == (2, ())
+    deltafuse.lower(path, tmp_path / "lowered.onnx", rounding=False, linear_attention="always")
+    session = onnxruntime.InferenceSession(tmp_path / "lowered.onnx")
+    wrapper, _, names, _ = PARTS[part]
+    other = {
+        "prefill": lambda: prefill_inputs(SIZES, 1, 70),
+        "decode": lambda: decode_inputs(SIZES, 1, 9, torch.float32),
+    }
+    for given in (PARTS[part][1], other[part]()):
+        found = session.run(None, dict(zip(names, (tensor.numpy() for tensor in given), strict=True)))
+        for one, two in zip(found, wrapper(model).eval()(*given), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4)
+
+
+def test_decode_takes_the_operator_for_few_tokens(model, tmp_path):
+    path = tmp_path / "exported.onnx"
+    with deltafuse.torch.use_custom_gated_delta_rule(model):
+        export(model, "decode", path)
+    kinds = [{a.name: a.s for a in node.attribute}["type"] for node in fused(onnx.load(path))]
+    assert kinds == [b"RecurrentGatedDeltaRule"] * 2
+
+
+def test_functions_are_given_back(model):
+    before = [getattr(qwen35, name) for name in FUNCTIONS]
+    with deltafuse.torch.use_custom_gated_delta_rule(model):
+        assert qwen35.torch_chunk_gated_delta_rule is deltafuse.torch.chunk_gated_delta_rule
+        assert qwen35.torch_recurrent_gated_delta_rule is deltafuse.torch.recurrent_gated_delta_rule
+    assert [getattr(qwen35, name) for name in FUNCTIONS] == before
+
+
+def test_functions_are_given_back_after_an_error(model):
+    before = [getattr(qwen35, name) for name in FUNCTIONS]
+    with pytest.raises(ZeroDivisionError), deltafuse.torch.use_custom_gated_delta_rule(model):
+        _ = 1 / 0
+    assert [getattr(qwen35, name) for name in FUNCTIONS] == before
+
+
+def chunk_gated_delta_rule(*given, **more):
+    """Stands for the function of a package of kernels."""
+    raise AssertionError("it was to be replaced")
+
+
+def other_function(*given):
+    return given
+
+
+class Older(nn.Module):
+    """Layers of older releases hold their functions themselves."""
+
+    recurrent = staticmethod(qwen35.torch_recurrent_gated_delta_rule)
+
+    def __init__(self):
+        super().__init__()
+        self.chunk_gated_delta_rule = chunk_gated_delta_rule
+        self.rule = functools.partial(chunk_gated_delta_rule, scale=0.25)
+        self.other = other_function
+
+
+def test_functions_are_found_wherever_they_are_held():
+    first, second = Older(), Older()
+    model = nn.ModuleList([first, second])
+    held = Older.__dict__["recurrent"]
+    with deltafuse.torch.use_custom_gated_delta_rule(model):
+        for layer in (first, second):
+            assert layer.chunk_gated_delta_rule is deltafuse.torch.chunk_gated_delta_rule
+            assert layer.rule.func is deltafuse.torch.chunk_gated_delta_rule
+            assert layer.rule.keywords == {"scale": 0.25}
+            assert layer.recurrent is deltafuse.torch.recurrent_gated_delta_rule
+            assert layer.other is other_function
+        assert globals()["chunk_gated_delta_rule"] is deltafuse.torch.chunk_gated_delta_rule
+    assert Older.__dict__["recurrent"] is held
+    assert first.chunk_gated_delta_rule is second.chunk_gated_delta_rule is globals()["chunk_gated_delta_rule"]
+    with pytest.raises(AssertionError, match="was to be replaced"):
+        first.rule()
+
+
+def test_a_model_without_the_functions():
+    model = nn.Linear(2, 2)
+    with pytest.raises(UserError, match="no layer of Linear calls") as raised:
+        deltafuse.torch.use_custom_gated_delta_rule(model).__enter__()
+    assert raised.value.code == "no-rule-function"
+
+
+def test_an_unknown_target(model):
+    with pytest.raises(UserError, match="there is no target named 'nvidia'") as raised:
+        deltafuse.torch.use_custom_gated_delta_rule(model, "nvidia").__enter__()
+    assert raised.value.code == "unknown-target"
+    with pytest.raises(UserError, match="there is no target named 'nvidia'"):
+        deltafuse.torch.translations("nvidia")
