@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast, get_args
 
 from deltafuse.console import progress
+from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions, Operator
 from deltafuse.report import SCHEMA, Document, fuse_document, listing_document, plain_document, write
 
@@ -28,6 +29,10 @@ def _frozen(value: Any) -> Any:
 
 
 def _fuse(given: argparse.Namespace) -> int:
+    if given.model.is_dir():
+        from deltafuse import folder_commands
+
+        return folder_commands.fuse(fuse_options(given), given.json)
     from deltafuse import pipeline
 
     with progress() as shown:
@@ -41,6 +46,8 @@ def _inspect(given: argparse.Namespace) -> int:
     forced = [op for op in given.op if op in get_args(Operator)]
     types = [op for op in given.op if op not in forced]
     given.op = forced[-1] if forced else None
+    if given.model.is_dir():
+        return _inspect_folder(given, types)
     listed: Document = {}
     if given.tensors is not None or given.nodes is not None or types:
         listed = _list(given, types)
@@ -51,6 +58,14 @@ def _inspect(given: argparse.Namespace) -> int:
     with progress() as shown:
         report = pipeline.inspect(fuse_options(given), shown)
     return _show_fuse(report, given.json, listed)
+
+
+def _inspect_folder(given: argparse.Namespace, types: Sequence[str]) -> int:
+    from deltafuse import folder_commands
+
+    if given.tensors is not None or given.nodes is not None or types:
+        raise UserError("usage", "--tensors, --nodes and --op TYPE are of one model: give the path of a model")
+    return folder_commands.inspect(fuse_options(given), given.json)
 
 
 def _list(given: argparse.Namespace, types: Sequence[str]) -> Document:
@@ -78,6 +93,10 @@ def _show_fuse(report: Any, as_json: bool, more: Document | None = None) -> int:
 
 
 def _verify(given: argparse.Namespace) -> int:
+    if given.unfused.is_dir() or given.fused.is_dir():
+        from deltafuse import folder_commands
+
+        return folder_commands.compare(given)
     from deltafuse.inputs import InputOptions
     from deltafuse.verify import verify
 
@@ -95,6 +114,10 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _rollback(given: argparse.Namespace) -> int:
+    if given.fused.is_dir():
+        from deltafuse import folder_commands
+
+        return folder_commands.rollback(given)
     from deltafuse.rollback import rollback
 
     with progress() as shown:

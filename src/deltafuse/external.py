@@ -20,7 +20,7 @@ from deltafuse.protobuf import LENGTH, Bytes, fields
 from deltafuse.tensors import TensorHead, locate, tensor_head
 from deltafuse.wire import Model
 
-__all__ = ["Carried", "carry", "data_files", "external_tensors", "undo"]
+__all__ = ["Carried", "carry", "copy_file", "data_files", "external_tensors", "undo"]
 
 Progress = Callable[[int, int], None]
 #: linux/fs.h: share the extents of a whole file, copy on write
@@ -222,6 +222,12 @@ def _copy_all(pairs: Sequence[tuple[Path, Path]], progress: Progress | None) -> 
         undo(Carried({}, tuple(made)))
         raise
     return tuple(made)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file, reflinked where the file system can, with its time stamps."""
+    _make_folder(target)
+    _copy(source, target, lambda _: None)
 
 
 def _make_folder(target: Path) -> None:

@@ -1,0 +1,183 @@
+"""``fuse EXPORT_DIR -o OUT_DIR``: every model below a folder, and the pair of prefill and decode as a whole.
+
+The layout is kept. A model without a site is copied as it is, and so is every other file; external data stays beside
+its model, since its names are local to a folder. Nothing appears at the output unless all of it does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deltafuse import outcome, pipeline
+from deltafuse.errors import UserError
+from deltafuse.folder_pairs import Interface, Pair, interface, pairs, with_pins
+from deltafuse.folder_tree import Stage, Tree, copy_rest, named, place, read_tree, staged
+from deltafuse.match import FuseReport
+from deltafuse.options import FuseOptions, Progress
+from deltafuse.wire import scan
+
+_Run = Callable[[FuseOptions, Progress], FuseReport]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of the folder.
+
+    Attributes:
+        name: path below the folder.
+        outcome: ``fused`` (written), ``copied`` (written as it was), ``match`` (can be fused, nothing was written),
+            ``no site``, or ``refused`` (written as it was, where anything is).
+        report: as for a single model.
+    """
+
+    name: str
+    outcome: str
+    report: FuseReport
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What became of a folder.
+
+    Attributes:
+        source, output: the folders; the output is None where nothing was written.
+        pairs: each decode and its prefill, and whether the states fit.
+        copied: files that were taken over byte for byte.
+        seconds: all in all.
+    """
+
+    source: str
+    output: str | None
+    target: str
+    models: tuple[Entry, ...]
+    pairs: tuple[Pair, ...]
+    copied: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    exit: int
+
+
+def fuse_folder(options: FuseOptions, progress: Progress) -> FolderReport:
+    """Fuses all models below a folder into a new one; see `FuseOptions`, where ``model`` and ``output`` are folders.
+
+    Returns:
+        Exit 0 where at least one model was fused and no other is refused; 3 where no model has a site; else 4: a model
+        is refused, or the states of a prefill do not fit its decode. Only with exit 0 something is written, which
+        ``keep_going`` makes of 4 where any model can be fused.
+
+    Raises:
+        UserError: what a single model raises, with its name; ``no-models``, ``output-not-empty`` and others of the
+            output folder.
+    """
+    begin, tree = time.perf_counter(), read_tree(options.model)
+    writing = options.output is not None and not options.dry_run
+    stage = staged(options.model, options.output) if writing and options.output else nullcontext()
+    with stage as open_stage:
+        reports = _run_all(options, progress, tree, open_stage, pipeline.fuse)
+        report = _report(options, tree, reports)
+        if open_stage is None or report.exit:
+            report = report if options.dry_run and not report.exit else _unwritten(report)
+            return replace(report, seconds=time.perf_counter() - begin)
+        progress.start("copying")
+        report = _publish(report, tree, open_stage)
+    return replace(report, seconds=time.perf_counter() - begin)
+
+
+def inspect_folder(options: FuseOptions, progress: Progress) -> FolderReport:
+    """Shows the sites of all models below a folder, and writes nothing but what ``extract`` asks for."""
+    begin, tree = time.perf_counter(), read_tree(options.model)
+    report = _report(options, tree, _run_all(options, progress, tree, None, pipeline.inspect))
+    return replace(_unwritten(report), notes=(), seconds=time.perf_counter() - begin)
+
+
+def _run_all(
+    options: FuseOptions, progress: Progress, tree: Tree, stage: Stage | None, run: _Run
+) -> dict[str, tuple[FuseReport, Interface]]:
+    """Each model's report and interface, as it is afterwards."""
+    before = {name: interface(named(name, lambda name=name: scan(tree.root / name))) for name in tree.models}
+    declared = frozenset[str]().union(*(known.symbols for known in before.values()))
+    for symbol, _ in options.pins:
+        if symbol not in declared:
+            known = ", ".join(sorted(declared)) or "none"
+            raise UserError("pin-unknown-symbol", f"--pin {symbol}: no model has such an axis; there are: {known}")
+    found: dict[str, tuple[FuseReport, Interface]] = {}
+    unknown: list[UserError] = []
+    for name in tree.models:
+        own = replace(
+            options,
+            model=tree.root / name,
+            output=None if stage is None else place(stage.path, name),
+            dry_run=stage is None,
+            pins=tuple(pin for pin in options.pins if pin[0] in before[name].symbols),
+            extract=None if options.extract is None else options.extract / Path(name).with_suffix(""),
+        )
+        try:
+            report = named(name, lambda own=own: run(own, progress))
+        except UserError as error:
+            if error.code != "site-unknown":
+                raise
+            # A name that one model has need not be in the others.
+            unknown.append(error)
+            report = FuseReport(str(own.model), None, own.target, 0, 0, (), (), (str(error),), {}, 3)
+        found[name] = report, before[name] if report.exit else with_pins(before[name], report.pinned)
+    if unknown and not any(report.sites for report, _ in found.values()):
+        raise unknown[0]
+    return found
+
+
+def _report(options: FuseOptions, tree: Tree, found: dict[str, tuple[FuseReport, Interface]]) -> FolderReport:
+    """What the models come to together."""
+    joined = pairs({name: seen for name, (_, seen) in found.items()})
+    exits = [report.exit for report, _ in found.values()]
+    code = 3 if 4 not in exits else 4
+    if 0 in exits and (options.keep_going or code == 3):
+        code = 4 if any(pair.differences for pair in joined) and not options.keep_going else 0
+    entries = tuple(Entry(name, _outcome(report), report) for name, (report, _) in found.items())
+    notes = _notes(options, entries, joined)
+    return FolderReport(str(tree.root), None, options.target, entries, joined, (), notes, 0.0, code)
+
+
+def _outcome(report: FuseReport) -> str:
+    return {0: "match", 4: "refused"}.get(report.exit, "no site")
+
+
+def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: tuple[Pair, ...]) -> tuple[str, ...]:
+    """Why nothing is written where something could be."""
+    fine = [entry.name for entry in entries if entry.outcome == "match"]
+    if not fine or options.keep_going or options.dry_run:
+        return ()
+    refused = [entry.name for entry in entries if entry.outcome == "refused"]
+    what = f"{', '.join(refused)} cannot be fused" if refused else "the states do not fit"
+    if not refused and not any(pair.differences for pair in joined):
+        return ()
+    return (f"nothing was written: {what}; give --keep-going to write {', '.join(fine)} all the same",)
+
+
+def _unwritten(report: FolderReport) -> FolderReport:
+    """The same where nothing is written: what would be fused is a match."""
+    models = tuple(
+        replace(entry, report=replace(entry.report, output=None, sites=outcome.shown(entry.report.sites)))
+        for entry in report.models
+    )
+    return replace(report, models=models)
+
+
+def _publish(report: FolderReport, tree: Tree, stage: Stage) -> FolderReport:
+    """Adds all that was not fused and gives the folder its name."""
+    fused = {entry.name for entry in report.models if entry.outcome == "match"}
+    copied = tuple(name for name in (*tree.models, *tree.others) if name not in fused)
+    copy_rest(tree, copied, stage.path)
+    stage.publish()
+    models = tuple(
+        replace(
+            entry,
+            outcome={"match": "fused", "no site": "copied"}.get(entry.outcome, entry.outcome),
+            report=replace(entry.report, output=str(stage.output / entry.name)),
+        )
+        for entry in report.models
+    )
+    return replace(report, output=str(stage.output), models=models, copied=copied)

@@ -1,0 +1,202 @@
+"""The commands where they are given folders: one summary table, or one JSON document with ``models``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from deltafuse.console import progress
+from deltafuse.errors import UserError
+from deltafuse.folder import Entry, FolderReport, fuse_folder, inspect_folder
+from deltafuse.folder_pairs import Pair
+from deltafuse.folder_undo import Compared, FolderRollback, FolderVerify, Restored, rollback_folder, verify_folders
+from deltafuse.inputs import InputOptions
+from deltafuse.options import FuseOptions
+from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
+from deltafuse.tables import console, sentences, table, verify_summary
+from deltafuse.verify import VerifyReport, verify
+
+#: How many pinned symbols the table shows of a model.
+PINS = 3
+COLUMNS = ("model", "outcome", "sites", "operators", "nodes before", "after", "pinned")
+
+
+def fuse(options: FuseOptions, as_json: bool) -> int:
+    """``fuse EXPORT_DIR -o OUT_DIR``."""
+    with progress() as shown:
+        report = fuse_folder(options, shown)
+    return _show(report, as_json)
+
+
+def inspect(options: FuseOptions, as_json: bool) -> int:
+    """``fuse inspect DIR``."""
+    with progress() as shown:
+        report = inspect_folder(options, shown)
+    return _show(report, as_json)
+
+
+def rollback(given: argparse.Namespace) -> int:
+    """``fuse rollback FUSED_DIR -o DIR``."""
+    if given.sidecar is not None:
+        raise UserError("usage", "--sidecar is of one model: records beside the models of a folder are found by name")
+    with progress() as shown:
+        report = rollback_folder(
+            given.fused, given.output, sites=given.sites or None, all_records=given.all, progress=shown
+        )
+    if given.json:
+        write(_document(report.exit, source=report.source, output=report.output, models=_restored(report)))
+        return report.exit
+    rows = [_restored_row(one) for one in report.models]
+    screen = console()
+    screen.print(table(("model", "outcome", "restored", "still fused"), rows))
+    for one in report.models:
+        for site, why in () if one.report is None else one.report.refused:
+            screen.print(f"{one.name}: {site} could not be put back: {why}")
+        for note in () if one.report is None else one.report.notes:
+            screen.print(f"note, {one.name}: {note}")
+    screen.print(f"wrote {report.output}")
+    return report.exit
+
+
+def compare(given: argparse.Namespace) -> int:
+    """``fuse verify DIR FUSED_DIR``."""
+    for path in (given.unfused, given.fused):
+        if not path.is_dir():
+            raise UserError("usage", f"{path} is no folder and the other is one: give two models, or two folders")
+    if given.inputs is not None or given.save_inputs is not None:
+        raise UserError("usage", "--inputs and --save-inputs are of one model: give the two models instead of folders")
+    options = InputOptions(None, None, given.seed, dict(given.dim))
+    with progress() as shown:
+
+        def run(unfused: Path, fused: Path) -> VerifyReport:
+            return verify(unfused, fused, level=given.level, inputs=options, seconds=given.timeout, progress=shown)
+
+        report = verify_folders(given.unfused, given.fused, run)
+    if given.json:
+        models = [{"path": one.name, "outcome": one.outcome} | _plain(one.report) for one in report.models]
+        write(_document(report.exit, unfused=report.unfused, fused=report.fused, models=models,
+                        differing=list(report.differing)))  # fmt: skip
+        return report.exit
+    _print_verify(report)
+    return report.exit
+
+
+def _show(report: FolderReport, as_json: bool) -> int:
+    if as_json:
+        write(folder_document(report))
+    else:
+        _print(report)
+    return report.exit
+
+
+def folder_document(report: FolderReport) -> Document:
+    """What became of a folder; ``models`` have the keys of a single model's document, ``path`` and ``outcome``."""
+    models = [fuse_document(entry.report) | {"path": entry.name, "outcome": entry.outcome} for entry in report.models]
+    return _document(
+        report.exit,
+        source=report.source,
+        output=report.output,
+        target=report.target,
+        models=models,
+        pairs=[_pair_document(pair) for pair in report.pairs],
+        copied=list(report.copied),
+        seconds={"total": round(report.seconds, 3)},
+        notes=list(report.notes),
+    )
+
+
+def _document(code: int, **more: object) -> Document:
+    return {"schema": SCHEMA, "exit": code, "error": None, **more}
+
+
+def _pair_document(pair: Pair) -> Document:
+    states = [
+        {
+            "output": state.output or None,
+            "input": state.input or None,
+            "reason": None
+            if state.difference is None
+            else {"code": state.difference.code, "text": state.difference.text},
+        }
+        for state in pair.states
+    ]
+    return {"prefill": pair.prefill, "decode": pair.decode, "fits": not pair.differences, "states": states}
+
+
+def _print(report: FolderReport) -> None:
+    screen = console()
+    screen.print(table(COLUMNS, [_row(entry) for entry in report.models]))
+    for entry in report.models:
+        for sentence in sentences(entry.report):
+            screen.print(f"{entry.name}: {sentence}")
+    for pair in report.pairs:
+        for difference in pair.differences:
+            screen.print(f"{difference.code}: {difference.text}")
+        fit = len(pair.states) - len(pair.differences)
+        screen.print(f"{pair.prefill} and {pair.decode}: {fit} of {len(pair.states)} states fit")
+    for note in report.notes:
+        screen.print(f"note: {note}")
+    counts = {kind: sum(entry.outcome == kind for entry in report.models) for kind in dict.fromkeys(_kinds(report))}
+    done = "nothing written" if report.output is None else f"wrote {report.output} for {report.target}"
+    found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    screen.print(f"{len(report.models)} models: {found}; {done} ({report.seconds:.1f} s)")
+
+
+def _kinds(report: FolderReport) -> list[str]:
+    return [entry.outcome for entry in report.models]
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    report = entry.report
+    taken = [site for site in report.sites if site.status in ("fused", "match") and site.op]
+    operators = [site.op for site in taken if site.op]
+    names = ", ".join(f"{operators.count(op)} {op}" for op in dict.fromkeys(operators))
+    pinned = list(dict.fromkeys(f"{pin.was}={pin.now}" for pin in report.pinned))
+    pins = ", ".join(pinned[:PINS]) + (f" and {len(pinned) - PINS} more" if len(pinned) > PINS else "")
+    after = str(report.nodes_after) if taken else ""
+    return (
+        entry.name, entry.outcome, f"{len(taken)} of {len(report.sites)}", names, str(report.nodes_before), after,
+        pins,
+    )  # fmt: skip
+
+
+def _restored(report: FolderRollback) -> list[Document]:
+    return [{"path": one.name, "outcome": _undone(one)} | _plain(one.report) for one in report.models]
+
+
+def _undone(one: Restored) -> str:
+    return "copied" if one.report is None else "restored"
+
+
+def _plain(report: object) -> Document:
+    return {} if report is None else plain_document(report)
+
+
+def _restored_row(one: Restored) -> tuple[str, ...]:
+    if one.report is None:
+        return one.name, _undone(one), "", ""
+    return one.name, _undone(one), ", ".join(one.report.restored), ", ".join(one.report.remaining)
+
+
+def _print_verify(report: FolderVerify) -> None:
+    screen = console()
+    screen.print(table(("model", "outcome", "verdict"), [_compared_row(one) for one in report.models]))
+    for one in report.models:
+        if one.report is None:
+            continue
+        reasons = [(site.name, site.reason) for site in one.report.sites if site.reason is not None]
+        reasons += [("", finding) for finding in one.report.findings]
+        for name, reason in reasons:
+            screen.print(f"{one.name}: {name} ({reason.code}): {reason.text}")
+        if one.report.skipped is not None:
+            screen.print(f"{one.name}: site level only ({one.report.skipped.code}): {one.report.skipped.text}")
+        for note in one.report.notes:
+            screen.print(f"note, {one.name}: {note}")
+    for name in report.differing:
+        screen.print(f"{name}: the file is not the same in both folders")
+    equal = sum(one.outcome != "differs" for one in report.models)
+    screen.print(f"{equal} of {len(report.models)} models equal, {len(report.differing)} other files differ")
+
+
+def _compared_row(one: Compared) -> tuple[str, ...]:
+    return one.name, one.outcome, "" if one.report is None else verify_summary(one.report)

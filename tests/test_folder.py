@@ -1,0 +1,286 @@
+"""``fuse EXPORT_DIR -o OUT_DIR`` and ``fuse inspect DIR``."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from deltafuse import folder, pipeline
+from deltafuse.errors import UserError
+from deltafuse.folder_tree import check_output_folder, staged
+from deltafuse.options import SilentProgress
+from exports import export
+from folders import contents, copy, edit, export_folder
+
+CUSTOM = {"prefill": b"ChunkGatedDeltaRule", "decode": b"RecurrentGatedDeltaRule"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    return export_folder(tmp_path_factory.mktemp("folder") / "export")
+
+
+def kernels(path):
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    return [{a.name: a.s for a in node.attribute}["type"] for node in nodes if node.op_type == "Custom"]
+
+
+def axes(path, name):
+    graph = onnx.load(path, load_external_data=False).graph
+    (value,) = (value for value in (*graph.input, *graph.output) if value.name == name)
+    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def left_behind(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_layout_stays_and_each_model_is_fused(fuse, exported, tmp_path):
+    before = contents(exported)
+    done = fuse(exported, "-o", tmp_path / "out")
+    assert (done.exit, done.err) == (0, "")
+    assert contents(exported) == before
+    assert left_behind(tmp_path) == ["out"]
+    after = contents(tmp_path / "out")
+    assert after.keys() == before.keys()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"prefill/model.onnx", "decode/model.onnx"}
+    for part, kernel in CUSTOM.items():
+        path = tmp_path / "out" / part / "model.onnx"
+        assert kernels(path) == [kernel] * 3
+        onnx.load(path)
+    assert axes(tmp_path / "out/prefill/model.onnx", "present_recurrent_states") == [3, 1, 4, 16, 16]
+    assert axes(tmp_path / "out/decode/model.onnx", "past_recurrent_states") == [3, 1, 4, 16, 16]
+
+
+def test_the_table(fuse, exported, tmp_path):
+    lines = fuse(exported, "-o", tmp_path / "out").out.splitlines()
+    assert lines[0].split() == ["model", "outcome", "sites", "operators", "nodes", "before", "after", "pinned"]
+    assert [line.split()[:6] for line in lines[1:4]] == [
+        ["decode/model.onnx", "fused", "3", "of", "3", "3"],
+        ["prefill/model.onnx", "fused", "3", "of", "3", "3"],
+        ["vision/model.onnx", "copied", "0", "of", "0", "1"],
+    ]
+    assert "prefill/model.onnx and decode/model.onnx: 3 of 3 states fit" in lines
+    assert lines[-1].startswith(f"3 models: 2 fused, 1 copied; wrote {tmp_path / 'out'} for ascend-310p")
+
+
+def test_the_document(fuse, exported, tmp_path):
+    done = fuse(exported, "-o", tmp_path / "out", "--json", "--target", "ort")
+    assert (done.exit, done.err) == (0, "")
+    found = done.document
+    assert (found["schema"], found["exit"], found["error"], found["target"]) == (1, 0, None, "ort")
+    assert (found["source"], found["output"]) == (str(exported), str(tmp_path / "out"))
+    models = {model["path"]: model for model in found["models"]}
+    assert {path: model["outcome"] for path, model in models.items()} == {
+        "decode/model.onnx": "fused",
+        "prefill/model.onnx": "fused",
+        "vision/model.onnx": "copied",
+    }
+    assert models["prefill/model.onnx"]["output"] == str(tmp_path / "out/prefill/model.onnx")
+    assert [site["op"] for site in models["decode/model.onnx"]["sites"]] == ["LinearAttention"] * 3
+    (pair,) = found["pairs"]
+    assert (pair["prefill"], pair["decode"], pair["fits"]) == ("prefill/model.onnx", "decode/model.onnx", True)
+    assert {state["input"]: state["output"] for state in pair["states"]} == {
+        f"past_{name}": f"present_{name}" for name in ("conv_states", "recurrent_states", "kv_cache")
+    }
+    assert found["copied"] == ["vision/model.onnx", "config.json", *(f"{part}/weights.bin" for part in
+                                                                     ("decode", "prefill", "vision"))]  # fmt: skip
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(fuse, exported, tmp_path):
+    done = fuse(exported, "-o", tmp_path / "out", "--dry-run", "--json")
+    assert (done.exit, done.document["output"]) == (0, None)
+    assert [model["outcome"] for model in done.document["models"]] == ["match", "match", "no site"]
+    assert done.document["models"][0]["sites"][0]["status"] == "fused"
+    assert done.document["pairs"][0]["fits"]
+    assert left_behind(tmp_path) == []
+    assert fuse(exported, "--dry-run").exit == 0
+
+
+def test_inspect_writes_nothing(fuse, exported, tmp_path):
+    done = fuse("inspect", exported, "--json", "--extract", tmp_path / "sites")
+    assert (done.exit, done.document["output"]) == (0, None)
+    assert [model["outcome"] for model in done.document["models"]] == ["match", "match", "no site"]
+    assert {site["status"] for model in done.document["models"] for site in model["sites"]} == {"match"}
+    assert sorted(path.name for path in (tmp_path / "sites").iterdir()) == ["decode", "prefill"]
+    refused = fuse("inspect", exported, "--tensors")
+    assert (refused.exit, "of one model" in refused.err) == (1, True)
+
+
+@pytest.mark.parametrize(("form", "part"), [("chunk", "prefill"), ("recurrent", "decode")])
+def test_the_switches_fuse_one_of_both(fuse, exported, tmp_path, form, part):
+    done = fuse(exported, "-o", tmp_path / "out", "--form", form, "--json")
+    assert done.exit == 0
+    fused = [model["path"] for model in done.document["models"] if model["outcome"] == "fused"]
+    assert fused == [f"{part}/model.onnx"]
+    before, after = contents(exported), contents(tmp_path / "out")
+    assert [name for name in before if before[name] != after[name]] == fused
+
+
+def test_pins_go_where_the_axis_is(fuse, exported, tmp_path):
+    done = fuse(exported, "-o", tmp_path / "out", "--pin", "seq_len=20", "--json")
+    assert done.exit == 0
+    assert axes(tmp_path / "out/prefill/model.onnx", "input_ids") == [1, 20]
+    assert axes(tmp_path / "out/decode/model.onnx", "input_ids") == [1, 1]
+    refused = fuse(exported, "-o", tmp_path / "other", "--pin", "sequence=20", "--json")
+    assert (refused.exit, refused.document["error"]["code"]) == (1, "pin-unknown-symbol")
+
+
+def test_names_of_sites_need_not_be_in_every_model(fuse, exported, tmp_path):
+    source = copy(exported, tmp_path / "in")
+    (source / "other").mkdir()
+    (source / "other/model.onnx").write_bytes(export("chunk_dy18").path.read_bytes())
+    done = fuse(source, "-o", tmp_path / "out", "--sites", "layers.1", "--json")
+    assert done.exit == 0
+    assert len(kernels(tmp_path / "out/prefill/model.onnx")) == 1
+    assert contents(tmp_path / "out")["other/model.onnx"] == contents(source)["other/model.onnx"]
+    refused = fuse(source, "-o", tmp_path / "more", "--sites", "layers.9", "--json")
+    assert (refused.exit, refused.document["error"]["code"]) == (1, "site-unknown")
+
+
+@pytest.fixture
+def with_a_refusal(exported, tmp_path):
+    """A folder one of whose models has a site that the target cannot take."""
+    source = copy(exported, tmp_path / "in")
+    (source / "other").mkdir()
+    (source / "other/model.onnx").write_bytes(export("rec_ts17_B4").path.read_bytes())
+    return source
+
+
+def test_one_refusal_and_nothing_is_written(fuse, with_a_refusal, tmp_path):
+    done = fuse(with_a_refusal, "-o", tmp_path / "out", "--json")
+    assert (done.exit, done.document["output"]) == (4, None)
+    assert {model["path"]: model["outcome"] for model in done.document["models"]} == {
+        "decode/model.onnx": "match",
+        "other/model.onnx": "refused",
+        "prefill/model.onnx": "match",
+        "vision/model.onnx": "no site",
+    }
+    assert done.document["models"][1]["sites"][0]["reason"]["code"] == "static-batch"
+    assert done.document["notes"] == [
+        "nothing was written: other/model.onnx cannot be fused; give --keep-going to write decode/model.onnx, "
+        "prefill/model.onnx all the same"
+    ]
+    assert left_behind(tmp_path) == ["in"]
+
+
+def test_keep_going_writes_the_others(fuse, with_a_refusal, tmp_path):
+    done = fuse(with_a_refusal, "-o", tmp_path / "out", "--keep-going", "--json")
+    assert done.exit == 0
+    assert [model["outcome"] for model in done.document["models"]] == ["fused", "refused", "fused", "copied"]
+    assert contents(tmp_path / "out")["other/model.onnx"] == contents(with_a_refusal)["other/model.onnx"]
+    assert len(kernels(tmp_path / "out/decode/model.onnx")) == 3
+
+
+def test_no_site_anywhere_is_exit_3(fuse, exported, tmp_path):
+    done = fuse(exported / "vision", "-o", tmp_path / "out", "--json")
+    assert (done.exit, done.document["output"], left_behind(tmp_path)) == (3, None, [])
+
+
+def change_dtype(model):
+    (state,) = (value for value in model.graph.input if value.name == "past_conv_states")
+    state.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    first = next(index for index, node in enumerate(model.graph.node) if "past_conv_states" in node.input)
+    for node in model.graph.node:
+        node.input[:] = ["past_conv_states_single" if name == "past_conv_states" else name for name in node.input]
+    cast = onnx.helper.make_node("Cast", ["past_conv_states"], ["past_conv_states_single"], to=1)
+    model.graph.node.insert(first, cast)
+
+
+def test_states_that_do_not_fit_are_named(fuse, exported, tmp_path):
+    source = copy(exported, tmp_path / "in")
+    edit(source / "decode/model.onnx", change_dtype)
+    done = fuse(source, "-o", tmp_path / "out")
+    assert done.exit == 4
+    text = (
+        "prefill/model.onnx gives present_conv_states as float and decode/model.onnx takes past_conv_states as float16"
+    )
+    assert f"pair-dtype: {text}" in done.out
+    assert "nothing was written: the states do not fit" in done.out
+    assert left_behind(tmp_path) == ["in"]
+    kept = fuse(source, "-o", tmp_path / "out", "--keep-going", "--json")
+    assert (kept.exit, kept.document["pairs"][0]["fits"]) == (0, False)
+    assert len(kernels(tmp_path / "out/decode/model.onnx")) == 3
+
+
+def test_an_error_names_the_model_and_leaves_nothing(fuse, exported, tmp_path):
+    source = copy(exported, tmp_path / "in")
+    (source / "vision/model.onnx").write_bytes(b"no model")
+    done = fuse(source, "-o", tmp_path / "out", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "not-onnx")
+    assert "vision/model.onnx" in done.document["error"]["text"]
+    assert left_behind(tmp_path) == ["in"]
+
+
+def test_missing_weights_leave_nothing(fuse, exported, tmp_path):
+    source = copy(exported, tmp_path / "in")
+    (source / "prefill/weights.bin").unlink()
+    done = fuse(source, "-o", tmp_path / "out", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "external-data-missing")
+    assert left_behind(tmp_path) == ["in"]
+
+
+def test_a_bug_leaves_nothing(exported, tmp_path, monkeypatch):
+    def broken(options, progress):
+        if options.model.parent.name == "prefill":
+            raise RuntimeError("a bug")
+        return real(options, progress)
+
+    real = pipeline.fuse
+    monkeypatch.setattr(pipeline, "fuse", broken)
+    options = folder.FuseOptions(exported, tmp_path / "out")
+    with pytest.raises(RuntimeError):
+        folder.fuse_folder(options, SilentProgress())
+    assert left_behind(tmp_path) == []
+
+
+def test_outputs_that_cannot_be_used(fuse, exported, tmp_path):
+    full, file = tmp_path / "full", tmp_path / "file"
+    full.mkdir()
+    (full / "a").write_text("a")
+    file.write_text("a")
+    source = copy(exported, tmp_path / "in")
+    before = contents(source)
+    cases = {
+        full: "output-not-empty",
+        file: "output-not-a-folder",
+        source: "output-is-input",
+        source / "out": "output-is-input",
+        tmp_path: "output-is-input",
+        tmp_path / "missing/out": "output-folder-missing",
+    }
+    for output, code in cases.items():
+        done = fuse(source, "-o", output, "--json")
+        assert (done.exit, done.document["error"]["code"]) == (1, code), output
+    assert contents(source) == before
+    assert left_behind(tmp_path) == ["file", "full", "in"]
+
+
+def test_an_empty_folder_may_be_the_output(fuse, exported, tmp_path):
+    (tmp_path / "out").mkdir()
+    assert fuse(exported, "-o", tmp_path / "out").exit == 0
+    assert contents(tmp_path / "out").keys() == contents(exported).keys()
+
+
+def test_a_parent_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(UserError) as raised:
+        check_output_folder(tmp_path / "in", tmp_path / "out")
+    assert raised.value.code == "output-not-writable"
+
+
+def test_folders_without_models_and_with_links(fuse, exported, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = fuse(tmp_path / "empty", "-o", tmp_path / "out", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "no-models")
+    source = copy(exported, tmp_path / "in")
+    (source / "linked").symlink_to(source / "vision")
+    done = fuse(source, "-o", tmp_path / "out", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "folder-link")
+
+
+def test_a_stage_is_gone_unless_it_is_published(tmp_path):
+    with staged(tmp_path / "in", tmp_path / "out") as stage:
+        (stage.path / "a").write_text("a")
+    assert left_behind(tmp_path) == []
