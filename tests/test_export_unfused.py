@@ -114,12 +114,14 @@ def test_the_road_of_the_readme(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for component, table in TABLES.items():
-        model, fused = (tmp_path / "qwen" / component / name for name in ("model.onnx", "fused.onnx"))
+        model, fused, back = (
+            tmp_path / name / component / "model.onnx" for name in ("qwen", "qwen-fused", "qwen-back")
+        )
         assert str(model.relative_to(tmp_path)) in done.stdout
         assert axes(model) == {name: before for name, (before, _) in table.items()}
         assert axes(fused) == {name: after for name, (_, after) in table.items()}
         assert sum(node.op_type == "Custom" for node in onnx.load(fused).graph.node) == 3
-        assert (model.parent / "back.onnx").read_bytes() == model.read_bytes()
+        assert back.read_bytes() == model.read_bytes()
         assert matrix_types(model) == {onnx.TensorProto.FLOAT16}
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -265,3 +267,14 @@ def test_no_size_of_a_dynamic_axis_goes_into_the_file(tmp_path):
     assert described(node)["type"][1] == b"ChunkGatedDeltaRule"
     for tokens in (1, 3, 70):
         check_runs(path, layer, arguments(tokens), tmp_path)
+
+
+def test_the_example_of_the_readme(tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(import torch.*?)```", readme, flags=re.DOTALL)
+    assert example.count("torch.onnx.export(") == 2
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(example, {"model": Layer("chunk", OURS["chunk"]), "args": arguments(12)})
+    assert [node.op_type for node in fused(onnx.load("prefill.onnx"))] == ["LinearAttention"]

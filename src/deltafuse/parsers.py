@@ -96,7 +96,7 @@ def _add_list(
 def _add_search(parser: argparse.ArgumentParser) -> None:
     """Options that say what to look for and for whom: shared by the plain form and inspect."""
     add = parser.add_argument
-    add("model", metavar="MODEL", type=Path, help="the ONNX file to read; it is never written")
+    add("model", metavar="MODEL", type=Path, help="the ONNX file to read, or a folder of them; never written")
     target = "whom to fuse for, or the path of a target file of your own (default: %(default)s)"
     add("--target", default=DEFAULT_TARGET, metavar="NAME", help=target)
     boundary = "element type of the fused operators' operands, where the target leaves a choice"
@@ -123,7 +123,7 @@ def plain_parser() -> Parser:
     parser = _parser("fuse", usage, text, f"{COMMANDS}\n\n{EXITS}\n\nA model named like a command is given as ./NAME.")
     _add_search(parser)
     add = parser.add_argument
-    add("-o", "--output", type=Path, metavar="OUT", help="the file to write")
+    add("-o", "--output", type=Path, metavar="OUT", help="the file to write; a new folder where MODEL is one")
     add("--op", choices=get_args(Operator), help="force this operator where it is legal")
     add("--record", choices=get_args(RecordMode), default="embed", help="where the patch for rollback goes (embed)")
     add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
@@ -159,8 +159,8 @@ def verify_parser() -> Parser:
     text = "Compare each fused site with the nodes it replaced, and both whole models where their weights are there."
     parser = _parser("fuse verify", "fuse verify UNFUSED FUSED [options]", text, EXITS)
     add = parser.add_argument
-    add("unfused", metavar="UNFUSED", type=Path, help="the model as exported")
-    add("fused", metavar="FUSED", type=Path, help="what fuse made of it")
+    add("unfused", metavar="UNFUSED", type=Path, help="the model as exported, or a folder of them")
+    add("fused", metavar="FUSED", type=Path, help="what fuse made of it, a folder of a folder")
     levels = "site: sites alone; network: the whole models too; all: these too where they can be run (default)"
     add("--level", choices=get_args(Level), default="all", help=levels)
     add("--inputs", type=Path, metavar="NPZ", help="arrays for some or all inputs, by name; the others are drawn")
@@ -177,8 +177,8 @@ def rollback_parser() -> Parser:
     text = "Give back the model a fused one was made from, byte for byte; later edits are kept."
     parser = _parser("fuse rollback", "fuse rollback FUSED -o MODEL [options]", text, EXITS)
     add = parser.add_argument
-    add("fused", metavar="FUSED", type=Path, help="the fused model; it is never written")
-    add("-o", "--output", type=Path, required=True, metavar="MODEL", help="the file to write")
+    add("fused", metavar="FUSED", type=Path, help="the fused model, or a folder of them; never written")
+    add("-o", "--output", type=Path, required=True, metavar="MODEL", help="the file to write, or a new folder")
     _add_list(parser, "GLOB", "only sites whose name fits", "--sites")
     add("--all", action="store_true", help="undo every fuse, not just the last")
     add("--sidecar", type=Path, metavar="FILE", help="the record, where it was written beside the model")

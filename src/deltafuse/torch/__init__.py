@@ -8,7 +8,9 @@ under an exporter of torch the nodes that ``fuse`` would have written for the ch
     >>> with deltafuse.torch.use_custom_gated_delta_rule(model, target="ascend-310p"):
     ...     torch.onnx.export(model, args, "prefill.onnx", dynamo=False)
 
-What cannot be exported for a target raises `deltafuse.UserError`, with the limit's reason.
+Outside of that block a TorchScript export of a model that calls the functions itself is for ``ascend-310p``, and one by
+way of torch.export for whom `translations` says. What cannot be exported for a target raises `deltafuse.UserError`,
+with the limit's reason.
 """
 
 from __future__ import annotations
