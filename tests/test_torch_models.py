@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import warnings
 
 import numpy as np
 import onnx
@@ -10,12 +12,15 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers.models.olmo_hybrid import OlmoHybridConfig, OlmoHybridForCausalLM
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen35
 
 import deltafuse
 import deltafuse.torch
 from deltafuse import UserError
 from deltafuse.lint import lint
+from deltafuse.torch import rule
 from expressions import expressions, fused
 from qwen_models import (
     DECODE_AXES,
@@ -103,6 +108,63 @@ def test_decode_takes_the_operator_for_few_tokens(model, tmp_path):
         export(model, "decode", path)
     kinds = [{a.name: a.s for a in node.attribute}["type"] for node in fused(onnx.load(path))]
     assert kinds == [b"RecurrentGatedDeltaRule"] * 2
+
+
+def test_a_model_by_way_of_torch_export(model, tmp_path):
+    wrapper, given, names, axes = PARTS["decode"]
+    free = torch.export.Dim.DYNAMIC
+    kept = [
+        dict.fromkeys((i for i, axis in axes[name].items() if axis not in ("batch", "step")), free) for name in names
+    ]
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    path, module = tmp_path / "exported.onnx", wrapper(model).eval()
+    with deltafuse.torch.use_custom_gated_delta_rule(model) as table, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, given, str(path), dynamo=True, custom_translation_table=table, dynamic_shapes=tuple(kept),
+            input_names=names, output_names=OUTPUTS, opset_version=18, verbose=False, external_data=False,
+        )  # fmt: skip
+    report = lint(path)
+    assert (report.nodes, report.findings) == (2, ())
+    lowered = deltafuse.lower(path, tmp_path / "lowered.onnx", rounding=False)
+    assert [node.op for node in lowered.lowered] == ["RecurrentGatedDeltaRule"] * 2
+    session = onnxruntime.InferenceSession(tmp_path / "lowered.onnx")
+    later = decode_inputs(SIZES, 1, 9, torch.float32)
+    found = session.run(None, dict(zip(names, (tensor.numpy() for tensor in later), strict=True)))
+    for one, two in zip(found, module(*later), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4)
+
+
+COMMON = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "attn_implementation": "eager",
+}  # fmt: skip
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+FAMILIES = {
+    "qwen3_next": lambda: Qwen3NextForCausalLM(
+        Qwen3NextConfig(**COMMON, **EXPERTS, head_dim=16, shared_expert_intermediate_size=16)
+    ),
+    "olmo_hybrid": lambda: OlmoHybridForCausalLM(
+        OlmoHybridConfig(**COMMON, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_call_the_functions_too(family, monkeypatch):
+    torch.manual_seed(0)
+    other = FAMILIES[family]().eval()
+    ids = torch.randint(0, 64, (2, 70))
+    called = []
+    real = rule.symbolic.compute
+    monkeypatch.setattr(rule.symbolic, "compute", lambda call, given: called.append(call.form) or real(call, given))
+    with torch.no_grad():
+        before = other(ids).logits
+        with deltafuse.torch.use_custom_gated_delta_rule(other):
+            assert (other(ids).logits - before).abs().max() < 1e-5 * before.abs().max()
+    assert called == ["chunk"]
 
 
 def test_functions_are_given_back(model):
