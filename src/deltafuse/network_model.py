@@ -79,7 +79,7 @@ def _short(model: Model, files: dict[str, Path]) -> Reason | None:
 
 
 @contextmanager
-def runnable(model: Model, folder: Path) -> Generator[Runnable | Reason]:
+def runnable(model: Model, folder: Path, *, rounding: bool = True) -> Generator[Runnable | Reason]:
     """The model itself where onnxruntime knows all of it, else a lowered copy that is removed when the block ends.
 
     A copy whose weights lie outside stands beside them for that time, so that they are found and stay where they are.
@@ -87,6 +87,7 @@ def runnable(model: Model, folder: Path) -> Generator[Runnable | Reason]:
     Args:
         model: the scanned file; see `obstacle`.
         folder: where to write a copy that holds its weights.
+        rounding: at the target's precision; else in the unfused graph's own, see `deltafuse.lower`.
     """
     files = data_files(model)
     size = len(model.data) + sum(path.stat().st_size for path in files.values())
@@ -96,14 +97,14 @@ def runnable(model: Model, folder: Path) -> Generator[Runnable | Reason]:
     name = f".{model.path.name[:100]}.{secrets.token_hex(6)}.lowered.onnx"
     copy = (model.path.parent if files else folder) / name
     try:
-        yield _lowered(model, copy, size)
+        yield _lowered(model, copy, size, rounding)
     finally:
         copy.unlink(missing_ok=True)
 
 
-def _lowered(model: Model, copy: Path, size: int) -> Runnable | Reason:
+def _lowered(model: Model, copy: Path, size: int, rounding: bool) -> Runnable | Reason:
     try:
-        report = lower(model.path, copy)
+        report = lower(model.path, copy, rounding=rounding)
     except UserError as error:
         return Reason("network-not-lowered", {"path": model.path, "error": str(error)})
     return Runnable(model.path if report.output is None else copy, size)

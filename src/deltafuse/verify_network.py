@@ -22,6 +22,7 @@ from deltafuse.network_run import Ran, gigabytes, run_model, write_inputs
 from deltafuse.options import Progress
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
+from deltafuse.verify_bars import Bar
 from deltafuse.verify_trial import Finding, finding
 from deltafuse.wire import Model
 
@@ -96,6 +97,7 @@ class Networks:
         unfused, fused: the scanned files; see `obstacle`.
         seconds: limit of one run.
         memory: address space limit of a run in bytes, None for none.
+        close: the bar for outputs; None for that of a float16 boundary.
     """
 
     unfused: Model
@@ -104,6 +106,7 @@ class Networks:
     seed: int
     seconds: float
     memory: int | None = None
+    close: Bar | None = None
 
 
 def run_networks(networks: Networks, progress: Progress) -> NetworkReport | Reason:
@@ -157,7 +160,7 @@ def _compared(networks: Networks, runs: Mapping[str, Ran], progress: Progress) -
     unfused, fused = runs["unfused"].outputs, runs["fused"].outputs
     total = len({*unfused, *fused})
     verdicts: list[OutputVerdict] = []
-    for verdict in compare_outputs(unfused, fused, vocabulary):
+    for verdict in compare_outputs(unfused, fused, vocabulary, networks.close):
         verdicts.append(verdict)
         progress.advance(len(verdicts), total)
     measured = [verdict for verdict in verdicts if verdict.rms is not None]

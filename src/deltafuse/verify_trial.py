@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Literal
 
 import numpy as np
@@ -18,10 +17,11 @@ from deltafuse.fused import call as read_call
 from deltafuse.fused import kernel, lower_exact, runnable
 from deltafuse.lowering import Call
 from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.measure import sums_of
 from deltafuse.probe import Session, Worker, to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
-from deltafuse.verify_bars import BARS, EXACT
+from deltafuse.verify_bars import EXACT, Bar, bar
 from deltafuse.verify_cut import Pair, axis_dims, free_symbols
 from deltafuse.verify_feeds import FLOATS, Array, feeds
 
@@ -31,8 +31,8 @@ TEXTS.update(
     {
         "site-differs": "the fused site is not what it replaced: relative error {error:.1e} in double on '{draw}' at "
         "{tokens} tokens; fuse the model again",
-        "site-rounding": "at the target's precision the fused site is off by NRMSE {nrmse:.2g}, cosine "
-        "{cosine:.6f}; its values may be beyond float16's range",
+        "site-rounding": "at the target's precision the fused site is beyond the bar ({bar}): {failed}; its values may "
+        "be beyond float16's range",
         "no-size-runs": "the unfused file's nodes run at none of the token counts that were tried: {error}",
     }
 )
@@ -66,6 +66,7 @@ class SiteVerdict:
         draws: how many draws were compared in double.
         tokens: token counts that were run.
         shared_with: an equal site whose verdict this is.
+        failed: which parts of the bar for rounding are not met.
     """
 
     name: str
@@ -76,6 +77,7 @@ class SiteVerdict:
     tokens: tuple[int, ...]
     shared_with: str | None = None
     reason: Finding | None = None
+    failed: tuple[str, ...] = ()
 
 
 def finding(reason: Reason) -> Finding:
@@ -83,9 +85,15 @@ def finding(reason: Reason) -> Finding:
     return Finding(reason.code, reason.text)
 
 
-def judge(pair: Pair, worker: Worker) -> SiteVerdict:
-    """Compares both sides of a site; what cannot be run differs."""
-    found = _Trial(pair, worker).run()
+def judge(pair: Pair, worker: Worker, close: Bar | None = None) -> SiteVerdict:
+    """Compares both sides of a site; what cannot be run differs.
+
+    Args:
+        pair: both sides.
+        worker: runs them.
+        close: the bar for rounding; None for that of a float16 boundary.
+    """
+    found = _Trial(pair, worker, (close or bar("fp16")).unbounded()).run()
     if isinstance(found, Reason):
         return SiteVerdict(pair.name, "differs", None, None, 0, (), reason=finding(found))
     return found
@@ -104,9 +112,10 @@ class _Run:
 class _Trial:
     """Runs one pair; lives as long as one verdict."""
 
-    def __init__(self, pair: Pair, worker: Worker) -> None:
+    def __init__(self, pair: Pair, worker: Worker, close: Bar) -> None:
         self._pair = pair
         self._worker = worker
+        self._close = close
         self._batch = 1
 
     def run(self) -> SiteVerdict | Reason:
@@ -144,8 +153,10 @@ class _Trial:
         rounding = None if reason is not None else self._rounding(unfused, runs[-len(DRAWS)])
         if isinstance(rounding, Reason):
             reason, rounding = rounding, None
-        if rounding is not None and not BARS["site"].met(rounding.cosine, rounding.nrmse, rounding.max_abs):
-            reason = Reason("site-rounding", {"nrmse": rounding.nrmse, "cosine": rounding.cosine})
+        measured = None if rounding is None else (rounding.cosine, rounding.nrmse, rounding.max_abs)
+        failed = () if measured is None else self._close.failed(*measured)
+        if measured is not None and failed:
+            reason = Reason("site-rounding", {"bar": self._close.title, "failed": self._close.told(*measured)})
         return SiteVerdict(
             self._pair.name,
             "equal" if reason is None else "differs",
@@ -154,6 +165,7 @@ class _Trial:
             count,
             tuple(dict.fromkeys(run.tokens for run in runs)),
             reason=None if reason is None else finding(reason),
+            failed=failed,
         )
 
     def _runs(self, tokens: int) -> Iterator[_Run]:
@@ -276,14 +288,8 @@ def _ratio(wanted: list[Double], found: list[Double]) -> float:
 
 
 def _measure(found: list[Double], wanted: list[Double]) -> Rounding:
-    pairs = list(zip(found, wanted, strict=True))
-    if any(a.shape != b.shape or not np.isfinite(a).all() for a, b in pairs):
-        return Rounding(float("inf"), 0.0, float("inf"))
-    return Rounding(
-        max(float(np.abs(a - b).max()) for a, b in pairs),
-        min(_dot(a, b) / sqrt(_dot(a, a) * _dot(b, b)) for a, b in pairs),
-        max(sqrt(_dot(a - b, a - b) / _dot(b, b)) for a, b in pairs),
-    )
+    cosines, ratios, differences = zip(*map(sums_of, found, wanted), strict=True)
+    return Rounding(max(differences), min(cosines), max(ratios))
 
 
 def _dot(a: Double, b: Double) -> float:

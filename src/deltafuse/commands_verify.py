@@ -1,0 +1,47 @@
+"""``fuse verify`` from its options, as the command line and Python give them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from deltafuse.errors import UserError
+from deltafuse.inputs import InputOptions
+from deltafuse.options import Progress
+from deltafuse.verify import Settings, VerifyReport, check
+from deltafuse.verify_bars import Overrides
+from deltafuse.verify_task import TaskOptions, verify_task
+
+__all__ = ["run", "verify"]
+
+
+def verify(given: argparse.Namespace, progress: Progress) -> VerifyReport:
+    """What the command line says."""
+    inputs = InputOptions(given.inputs, given.save_inputs, given.seed, dict(given.dim))
+    bars = Overrides(given.cosine, given.nrmse, given.max_abs)
+    settings = Settings(given.level, inputs, given.timeout, None, bars, progress)
+    graphs = _files(given.prefill), _files(given.decode)
+    task = TaskOptions(*graphs, given.rollout, given.prompt, given.nll, tuple(given.maps))
+    return run(given.unfused, given.fused, task, settings)
+
+
+def _files(given: list[Path] | None) -> tuple[Path, Path] | None:
+    return None if given is None else (given[0], given[1])
+
+
+def run(unfused: Path | None, fused: Path | None, task: TaskOptions, settings: Settings) -> VerifyReport:
+    """Verifies two files, or the graphs of a pair.
+
+    Raises:
+        UserError: ``usage`` where it is not said which.
+    """
+    if unfused is None and fused is None:
+        return verify_task(task, settings)
+    if task.prefill or task.decode:
+        raise UserError("usage", "give two files, or graphs by name with --prefill U F and --decode U F, not both")
+    if unfused is None or fused is None:
+        raise UserError("usage", "give two files, UNFUSED FUSED; see `fuse verify --help`")
+    if task.rollout or task.prompt or task.nll or settings.level == "task":
+        raise UserError("usage", "--rollout, --prompt, --nll and --level task need the graphs by name: --prefill U F "
+                        "--decode U F")  # fmt: skip
+    return check(unfused, fused, settings).report
