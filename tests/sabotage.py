@@ -130,3 +130,33 @@ def tiled_heads(graph):
         node.output[index] = f"p_result_{index}"
         at = next(i for i, other in enumerate(graph.node) if result in other.input)
         graph.node.insert(at, helper.make_node("Gather", [f"p_result_{index}", "p_order"], [result], axis=1))
+
+
+def g_rounded(graph):
+    """Through float16 and back: in double nothing of it shows."""
+    node = custom(graph)
+    at = port(node, "g")
+    new = [
+        helper.make_node("Cast", [node.input[at]], ["p_half"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["p_half"], ["p_single"], to=TensorProto.FLOAT),
+    ]
+    insert(graph, node, *new)
+    custom(graph).input[at] = "p_single"
+
+
+def state_zeroed(graph):
+    """The state that comes in is not read."""
+    node = custom(graph)
+    insert(graph, node, constant("p_zero", np.zeros((1, 4, 16, 16), np.float16)))
+    custom(graph).input[port(node, "state")] = "p_zero"
+
+
+def layers_exchanged(graph):
+    """The first two layers read and write each other's state."""
+    first, second = custom(graph, 0), custom(graph, 1)
+    at = port(first, "state")
+    first.input[at], second.input[at] = second.input[at], first.input[at]
+    ends = first.output[1], second.output[1]
+    for node in graph.node:
+        if node.op_type != "Custom":
+            node.input[:] = [ends[1 - ends.index(name)] if name in ends else name for name in node.input]

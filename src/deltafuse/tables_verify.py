@@ -53,8 +53,11 @@ def _print_sites(report: VerifyReport, screen: Console) -> None:
     for site in report.sites:
         if site.reason is not None:
             screen.print(f"{site.name} ({site.reason.code}): {site.reason.text}")
-    for finding in report.findings:
+    for finding in (*report.findings, *(found for node in report.structure for found in node.findings)):
         screen.print(f"{finding.code}: {finding.text}")
+    for node in report.structure:
+        for note in node.notes:
+            screen.print(f"note, {node.site}: {note}")
 
 
 def verify_summary(report: VerifyReport) -> str:
@@ -62,6 +65,8 @@ def verify_summary(report: VerifyReport) -> str:
     equal = sum(site.verdict == "equal" for site in report.sites)
     text = f"{equal} of {len(report.sites)} fused sites equal"
     text += f"; {len(report.findings)} other differences" if report.findings else ""
+    wrong = sum(len(node.findings) for node in report.structure)
+    text += f"; {wrong} faults of structure" if wrong else ""
     if report.network is not None:
         passed = sum(output.verdict == "passes" for output in report.network.outputs)
         text += f"; {passed} of {len(report.network.outputs)} outputs of the whole model within the bar"

@@ -21,6 +21,7 @@ from deltafuse.ordering import in_order
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
 from deltafuse.rollout import TaskReport
+from deltafuse.structure import SiteStructure, check_structure
 from deltafuse.targets.runtime import runtime_notes
 from deltafuse.verify_bars import Bar, Overrides, bar_of
 from deltafuse.verify_cut import Pair, Side, cut_pair, site_name
@@ -50,6 +51,7 @@ class VerifyReport:
         notes: what the installed onnxruntime could not show.
         prefill, decode: reports of the two graphs of a pair.
         task: None where the task level was not run.
+        structure: each fused node: its attributes, the way of each operand, and what is wrong with them.
     """
 
     unfused: str | None
@@ -63,6 +65,18 @@ class VerifyReport:
     prefill: VerifyReport | None = None
     decode: VerifyReport | None = None
     task: TaskReport | None = None
+    structure: tuple[SiteStructure, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything that was looked at is not as it should be."""
+        parts = [part for part in (self.network, self.task) if part is not None]
+        return (
+            bool(self.findings)
+            or any(site.verdict == "differs" for site in self.sites)
+            or any(node.findings for node in self.structure)
+            or any(part.verdict == "differs" for part in parts)
+        )
 
 
 @dataclass(frozen=True)
@@ -148,22 +162,18 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     close = bar_of(sides[1].shapes, settings.bars)
     sites, pairs = _sites(*sides, difference, close, settings)
     stage = Stage(*sides, pairs, sites)
+    names = str(before.path), str(after.path)
     findings = tuple(finding(reason) for reason in difference.findings)
-    failed = bool(findings) or any(site.verdict == "differs" for site in sites)
+    structure = check_structure(stage.after, difference.regions)
+    report = VerifyReport(*names, sites, findings, 0, notes=runtime_notes(after.graph), structure=structure)
     network = _network(stage, close, settings) if settings.level in ("network", "all") else None
-    if isinstance(network, Reason) and not failed and not (settings.level == "all" and network.code in OBSTACLES):
-        raise UserError(network.code, network.text)
-    return Checked(_report(stage, findings, network), stage)
-
-
-def _report(stage: Stage, findings: tuple[Finding, ...], network: NetworkReport | Reason | None) -> VerifyReport:
-    skipped = finding(network) if isinstance(network, Reason) else None
-    ran = network if isinstance(network, NetworkReport) else None
-    failed = bool(findings) or any(site.verdict == "differs" for site in stage.sites)
-    failed = failed or (ran is not None and ran.verdict == "differs")
-    names = str(stage.before.model.path), str(stage.after.model.path)
-    notes = runtime_notes(stage.after.graph)
-    return VerifyReport(*names, stage.sites, findings, 5 if failed else 0, ran, skipped, notes)
+    if isinstance(network, NetworkReport):
+        report = replace(report, network=network)
+    elif network is not None:
+        if not report.differs and not (settings.level == "all" and network.code in OBSTACLES):
+            raise UserError(network.code, network.text)
+        report = replace(report, skipped=finding(network))
+    return Checked(replace(report, exit=5 if report.differs else 0), stage)
 
 
 def _check_options(level: Level, options: InputOptions, files: Sequence[Path]) -> None:
