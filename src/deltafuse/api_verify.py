@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -32,6 +32,9 @@ def verify(
     prompt: AnyPath | None = None,
     nll: AnyPath | None = None,
     maps: Mapping[str, str] | None = None,
+    bisect: bool = False,
+    ablate: str | Sequence[str] = (),
+    minimize: AnyPath | None = None,
     cosine: float | None = None,
     nrmse: float | None = None,
     max_abs: float | None = None,
@@ -63,6 +66,9 @@ def verify(
         prompt: npy with the token ids of the prompt.
         nll: npy with token ids whose loss is to be told.
         maps: output -> input of states that are not paired by names and sizes; several names are parted by commas.
+        bisect: fuse some sites at a time, to find those that move an output beyond tolerance.
+        ablate: shell-style patterns of sites whose decisions are undone one by one.
+        minimize: folder for a stand-alone reproduction of the first site to blame.
         cosine: least cosine, in place of that for the kind of difference and the target.
         nrmse: largest root mean square error, over the unfused values.
         max_abs: largest difference of one element.
@@ -77,6 +83,7 @@ def verify(
     from deltafuse.inputs import InputOptions
     from deltafuse.verify import Settings
     from deltafuse.verify_bars import Overrides
+    from deltafuse.verify_causes import Causes
     from deltafuse.verify_task import TaskOptions
 
     options = InputOptions(_path(inputs), _path(save_inputs), seed, dict(dims or {}))
@@ -84,7 +91,8 @@ def verify(
     settings = Settings(level, options, timeout, memory, bars, shown)
     graphs = _files(prefill), _files(decode)
     task = TaskOptions(*graphs, rollout, _path(prompt), _path(nll), tuple((maps or {}).items()))
-    return run(_path(unfused), _path(fused), task, settings)
+    causes = Causes(bisect, (ablate,) if isinstance(ablate, str) else tuple(ablate), _path(minimize))
+    return run(_path(unfused), _path(fused), task, causes, settings)
 
 
 def _files(given: tuple[AnyPath, AnyPath] | None) -> tuple[Path, Path] | None:

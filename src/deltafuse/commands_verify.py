@@ -10,6 +10,7 @@ from deltafuse.inputs import InputOptions
 from deltafuse.options import Progress
 from deltafuse.verify import Settings, VerifyReport, check
 from deltafuse.verify_bars import Overrides
+from deltafuse.verify_causes import Causes, find_causes
 from deltafuse.verify_task import TaskOptions, verify_task
 
 __all__ = ["run", "verify"]
@@ -22,20 +23,26 @@ def verify(given: argparse.Namespace, progress: Progress) -> VerifyReport:
     settings = Settings(given.level, inputs, given.timeout, None, bars, progress)
     graphs = _files(given.prefill), _files(given.decode)
     task = TaskOptions(*graphs, given.rollout, given.prompt, given.nll, tuple(given.maps))
-    return run(given.unfused, given.fused, task, settings)
+    causes = Causes(given.bisect, tuple(given.ablate), given.minimize)
+    return run(given.unfused, given.fused, task, causes, settings)
 
 
 def _files(given: list[Path] | None) -> tuple[Path, Path] | None:
     return None if given is None else (given[0], given[1])
 
 
-def run(unfused: Path | None, fused: Path | None, task: TaskOptions, settings: Settings) -> VerifyReport:
+def run(
+    unfused: Path | None, fused: Path | None, task: TaskOptions, causes: Causes, settings: Settings
+) -> VerifyReport:
     """Verifies two files, or the graphs of a pair.
 
     Raises:
         UserError: ``usage`` where it is not said which.
     """
     if unfused is None and fused is None:
+        if causes.any:
+            text = "--bisect, --ablate and --minimize look into one graph: give two files, UNFUSED FUSED"
+            raise UserError("usage", text)
         return verify_task(task, settings)
     if task.prefill or task.decode:
         raise UserError("usage", "give two files, or graphs by name with --prefill U F and --decode U F, not both")
@@ -44,4 +51,6 @@ def run(unfused: Path | None, fused: Path | None, task: TaskOptions, settings: S
     if task.rollout or task.prompt or task.nll or settings.level == "task":
         raise UserError("usage", "--rollout, --prompt, --nll and --level task need the graphs by name: --prefill U F "
                         "--decode U F")  # fmt: skip
-    return check(unfused, fused, settings).report
+    if causes.bisect and settings.level == "site":
+        raise UserError("usage", "--bisect runs whole models: leave out --level site")
+    return find_causes(check(unfused, fused, settings), causes, settings)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from deltafuse.errors import UserError
 from deltafuse.external import data_files, external_tensors
+from deltafuse.hybrid import scratch, write_tapped
 from deltafuse.lower import lower
 from deltafuse.lowering import fused_type
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.wire import Model
+from deltafuse.wire import Model, scan
 
 TEXTS.update(
     {
@@ -79,7 +79,9 @@ def _short(model: Model, files: dict[str, Path]) -> Reason | None:
 
 
 @contextmanager
-def runnable(model: Model, folder: Path, *, rounding: bool = True) -> Generator[Runnable | Reason]:
+def runnable(
+    model: Model, folder: Path, *, rounding: bool = True, taps: Collection[str] = ()
+) -> Generator[Runnable | Reason]:
     """The model itself where onnxruntime knows all of it, else a lowered copy that is removed when the block ends.
 
     A copy whose weights lie outside stands beside them for that time, so that they are found and stay where they are.
@@ -88,18 +90,19 @@ def runnable(model: Model, folder: Path, *, rounding: bool = True) -> Generator[
         model: the scanned file; see `obstacle`.
         folder: where to write a copy that holds its weights.
         rounding: at the target's precision; else in the unfused graph's own, see `deltafuse.lower`.
+        taps: values inside that are wanted as outputs too.
     """
     files = data_files(model)
     size = len(model.data) + sum(path.stat().st_size for path in files.values())
-    if not _LOWERED & set(model.graph.op):
-        yield Runnable(model.path, size)
-        return
-    name = f".{model.path.name[:100]}.{secrets.token_hex(6)}.lowered.onnx"
-    copy = (model.path.parent if files else folder) / name
-    try:
-        yield _lowered(model, copy, size, rounding)
-    finally:
-        copy.unlink(missing_ok=True)
+    place, stem = model.path.parent if files else folder, model.path.name
+    with scratch(place, f"{stem}.lowered") as lowered, scratch(place, f"{stem}.tapped") as tapped:
+        source: Runnable | Reason = Runnable(model.path, size)
+        if _LOWERED & set(model.graph.op):
+            source = _lowered(model, lowered, size, rounding)
+        if taps and isinstance(source, Runnable):
+            write_tapped(scan(source.path), taps, tapped)
+            source = Runnable(tapped, size)
+        yield source
 
 
 def _lowered(model: Model, copy: Path, size: int, rounding: bool) -> Runnable | Reason:

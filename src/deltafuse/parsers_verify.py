@@ -12,6 +12,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     """All options but the files, the level and the timeout."""
     _add_inputs(parser)
     _add_task(parser)
+    _add_causes(parser)
     _add_bars(parser)
 
 
@@ -36,6 +37,15 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     maps = "a state that decode takes from this output, where names and sizes do not tell; several with commas are a "
     add("--map", dest="maps", action="append", type=state_map, default=[], metavar="OUTPUT=INPUT",
         help=f"{maps}stack; repeatable")  # fmt: skip
+
+
+def _add_causes(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("finding a cause").add_argument
+    add("--bisect", action="store_true", help="fuse half of the sites at a time, to find those that move an output")
+    ablate = "undo the decisions of this site one by one: types, scale, head map; repeatable"
+    add("--ablate", action="append", default=[], metavar="SITE", help=ablate)
+    minimize = "write the first site to blame as a stand-alone reproduction"
+    add("--minimize", type=Path, metavar="DIR", help=minimize)
 
 
 def _add_bars(parser: argparse.ArgumentParser) -> None:

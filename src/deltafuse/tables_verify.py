@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deltafuse.tables import table
+from deltafuse.tables_causes import print_causes, print_divergence, print_masks
 
 if TYPE_CHECKING:
     from deltafuse.network_diff import OutputVerdict, Top1
@@ -41,6 +42,7 @@ def print_verify(report: VerifyReport, screen: Console) -> None:
         screen.print(sentence)
     if report.task is not None:
         print_task(report.task, screen)
+    print_causes(report, screen)
     for note in report.notes:
         screen.print(f"note: {note}")
     if report.unfused is not None:
@@ -100,6 +102,10 @@ def top1_text(top1: Top1) -> str:
 def _print_network(network: NetworkReport, screen: Console) -> None:
     if network.outputs:
         screen.print(table(NETWORK_COLUMNS, [_output_row(output) for output in network.outputs]))
+    if network.divergence is not None:
+        print_divergence(network.divergence, screen)
+    if network.masks is not None:
+        print_masks(network.masks, screen)
 
 
 def _output_row(output: OutputVerdict) -> tuple[str | Text, ...]:

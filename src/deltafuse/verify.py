@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from deltafuse.ablating import AblationReport
+from deltafuse.bisecting import BisectReport
 from deltafuse.errors import UserError
 from deltafuse.files import check_output
 from deltafuse.inputs import InputOptions
 from deltafuse.inputs_file import write_arrays
+from deltafuse.minimizing import Reproduction
 from deltafuse.options import DEFAULT_TIMEOUT, Level, Progress, SilentProgress
 from deltafuse.ordering import in_order
 from deltafuse.probe import Worker
@@ -52,6 +55,9 @@ class VerifyReport:
         prefill, decode: reports of the two graphs of a pair.
         task: None where the task level was not run.
         structure: each fused node: its attributes, the way of each operand, and what is wrong with them.
+        bisect: which sites move an output; None where that was not asked for.
+        ablations: decisions of the sites that were asked for, undone one by one.
+        reproduction: what was written of the first site to blame; None where that was not asked for.
     """
 
     unfused: str | None
@@ -66,6 +72,9 @@ class VerifyReport:
     decode: VerifyReport | None = None
     task: TaskReport | None = None
     structure: tuple[SiteStructure, ...] = ()
+    bisect: BisectReport | None = None
+    ablations: tuple[AblationReport, ...] = ()
+    reproduction: Reproduction | None = None
 
     @property
     def differs(self) -> bool:
@@ -161,7 +170,7 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     sides = Side.of(before), Side.of(after)
     close = bar_of(sides[1].shapes, settings.bars)
     sites, pairs = _sites(*sides, difference, close, settings)
-    stage = Stage(*sides, pairs, sites)
+    stage = Stage(*sides, pairs, sites, difference.regions)
     names = str(before.path), str(after.path)
     findings = tuple(finding(reason) for reason in difference.findings)
     structure = check_structure(stage.after, difference.regions)
@@ -229,5 +238,5 @@ def _network(stage: Stage, close: Bar, settings: Settings) -> NetworkReport | Re
         write_arrays(options.save, inputs.arrays)
     if reasons:
         return reasons[0]
-    networks = Networks(*models, inputs, options.seed, settings.seconds, settings.memory, close)
+    networks = Networks(stage, inputs, close, options.seed, settings.seconds, settings.memory)
     return run_networks(networks, settings.progress)

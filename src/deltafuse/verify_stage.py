@@ -12,6 +12,7 @@ from deltafuse.dims import Dim
 from deltafuse.inputs import InputOptions, Inputs, make_inputs
 from deltafuse.inputs_sizes import SiteSizes
 from deltafuse.verify_cut import Pair, Side, axis_dims
+from deltafuse.verify_diff import Region
 from deltafuse.verify_feeds import Input, Part
 from deltafuse.verify_trial import SiteVerdict
 
@@ -26,12 +27,14 @@ class Stage:
         before, after: unfused and fused.
         pairs: both sides of the sites that can be cut out.
         sites: verdicts of all sites.
+        regions: all sites' nodes, in topological order.
     """
 
     before: Side
     after: Side
     pairs: tuple[Pair, ...]
     sites: tuple[SiteVerdict, ...]
+    regions: tuple[Region, ...]
 
     @property
     def parts(self) -> Mapping[str, Part]:
