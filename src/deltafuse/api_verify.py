@@ -35,6 +35,7 @@ def verify(
     bisect: bool = False,
     ablate: str | Sequence[str] = (),
     minimize: AnyPath | None = None,
+    lowering: AnyPath | None = None,
     cosine: float | None = None,
     nrmse: float | None = None,
     max_abs: float | None = None,
@@ -69,6 +70,7 @@ def verify(
         bisect: fuse some sites at a time, to find those that move an output beyond tolerance.
         ablate: shell-style patterns of sites whose decisions are undone one by one.
         minimize: folder for a stand-alone reproduction of the first site to blame.
+        lowering: Python file that lowers other tools' Custom nodes, or the name of a shipped one.
         cosine: least cosine, in place of that for the kind of difference and the target.
         nrmse: largest root mean square error, over the unfused values.
         max_abs: largest difference of one element.
@@ -80,6 +82,7 @@ def verify(
         Exit 0 where all is equal, else 5.
     """
     from deltafuse.commands_verify import run
+    from deltafuse.foreign import load_lowering
     from deltafuse.inputs import InputOptions
     from deltafuse.verify import Settings
     from deltafuse.verify_bars import Overrides
@@ -88,7 +91,8 @@ def verify(
 
     options = InputOptions(_path(inputs), _path(save_inputs), seed, dict(dims or {}))
     bars, shown = Overrides(cosine, nrmse, max_abs), progress or SilentProgress()
-    settings = Settings(level, options, timeout, memory, bars, shown)
+    foreign = None if lowering is None else load_lowering(str(lowering))
+    settings = Settings(level, options, timeout, memory, bars, shown, foreign)
     graphs = _files(prefill), _files(decode)
     task = TaskOptions(*graphs, rollout, _path(prompt), _path(nll), tuple((maps or {}).items()))
     causes = Causes(bisect, (ablate,) if isinstance(ablate, str) else tuple(ablate), _path(minimize))

@@ -12,7 +12,7 @@ from deltafuse.external import data_files
 from deltafuse.hybrid import scratch, write_hybrid
 from deltafuse.inputs import Inputs
 from deltafuse.network_diff import OutputVerdict, compare_outputs
-from deltafuse.network_model import Runnable
+from deltafuse.network_model import runnable
 from deltafuse.network_run import run_model, write_inputs
 from deltafuse.options import Progress
 from deltafuse.reasons import TEXTS, Reason
@@ -21,6 +21,7 @@ from deltafuse.verify_cut import site_name
 from deltafuse.verify_diff import Region
 from deltafuse.verify_stage import Stage
 from deltafuse.verify_trial import Finding, finding
+from deltafuse.wire import Model, scan
 
 __all__ = ["BisectReport", "Culprit", "bisect"]
 
@@ -106,8 +107,7 @@ class _Search:
 
     def reference(self) -> Mapping[str, Path] | Reason:
         """Outputs of the unfused model."""
-        model = self._stage.before.model
-        return self._run(Runnable(model.path, len(model.data)))
+        return self._run(self._stage.before.model)
 
     def culprits(self, regions: Sequence[Region], reference: Mapping[str, Path]) -> list[Culprit]:
         """Those among some regions: each half is tried alone, and both together where neither alone breaks anything."""
@@ -133,17 +133,20 @@ class _Search:
                 write_hybrid(self._stage.before, self._stage.after, regions, path)
             except UserError as error:
                 return _Broken(None, None, Finding(error.code, str(error)))
-            outputs = self._run(Runnable(path, len(before.data)))
+            outputs = self._run(scan(path))
         if isinstance(outputs, Reason):
             return _Broken(None, None, finding(Reason("bisect-does-not-run", {"error": outputs.text})))
         verdicts = list(compare_outputs(reference, outputs, self._vocabulary, self._close))
         return next((_as_broken(verdict) for verdict in verdicts if verdict.verdict == "differs"), None)
 
-    def _run(self, source: Runnable) -> Mapping[str, Path] | Reason:
+    def _run(self, model: Model) -> Mapping[str, Path] | Reason:
         self.runs += 1
         self._progress.start(f"bisecting, run {self.runs}")
-        name = str(self._stage.before.model.path)
-        ran = run_model(source, name, self._files, self._folder / f"run-{self.runs}", self._seconds, self._memory)
+        name, folder = str(self._stage.before.model.path), self._folder / f"run-{self.runs}"
+        with runnable(model, self._folder, foreign=self._stage.foreign) as source:
+            if isinstance(source, Reason):
+                return source
+            ran = run_model(source, name, self._files, folder, self._seconds, self._memory)
         return ran if isinstance(ran, Reason) else ran.outputs
 
 

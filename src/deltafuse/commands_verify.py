@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from deltafuse.errors import UserError
+from deltafuse.foreign import load_lowering
 from deltafuse.inputs import InputOptions
 from deltafuse.options import Progress
 from deltafuse.verify import Settings, VerifyReport, check
@@ -20,7 +21,8 @@ def verify(given: argparse.Namespace, progress: Progress) -> VerifyReport:
     """What the command line says."""
     inputs = InputOptions(given.inputs, given.save_inputs, given.seed, dict(given.dim))
     bars = Overrides(given.cosine, given.nrmse, given.max_abs)
-    settings = Settings(given.level, inputs, given.timeout, None, bars, progress)
+    foreign = None if given.lowering is None else load_lowering(given.lowering)
+    settings = Settings(given.level, inputs, given.timeout, None, bars, progress, foreign)
     graphs = _files(given.prefill), _files(given.decode)
     task = TaskOptions(*graphs, given.rollout, given.prompt, given.nll, tuple(given.maps))
     causes = Causes(given.bisect, tuple(given.ablate), given.minimize)

@@ -100,12 +100,12 @@ def _of_model(
 ) -> dict[str, Array] | None:
     """What the site reads in the unfused model, in the types of the fused file."""
     model = stage.before.model
-    if obstacle(model) is not None:
+    if obstacle(model, stage.foreign) is not None:
         return None
     names = [item.name for item in pair.inputs]
     with TemporaryDirectory(prefix="deltafuse-") as name:
         folder = Path(name)
-        with runnable(model, folder, taps=names) as source:
+        with runnable(model, folder, taps=names, foreign=stage.foreign) as source:
             if isinstance(source, Reason):
                 return None
             files = write_inputs(inputs.arrays, folder / "inputs")

@@ -22,6 +22,8 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     add("--save-inputs", type=Path, metavar="NPZ", help="write the inputs that are used")
     add("--seed", type=int, default=0, metavar="N", help="of the inputs that are drawn (0)")
     dims = "size of an input's axis, e.g. past_seq_len=40; the others follow from it; repeatable"
+    lowering = "a Python file that lowers other tools' Custom nodes for the run, or one that ships: fixed-capacity"
+    add("--lowering", metavar="FILE", help=lowering)
     add("--dim", action="append", type=pin, default=[], metavar="SYMBOL=N", help=dims)
 
 

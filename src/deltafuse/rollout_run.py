@@ -240,7 +240,7 @@ def _known(prefill: Stage | None, decode: Stage | None) -> dict[str, list[str]]:
 @contextmanager
 def _opened(stage: Stage, which: Which, folder: Path) -> Generator[Runnable | Reason]:
     side = stage.before if which == "unfused" else stage.after
-    with runnable(side.model, folder, rounding=which != "exact") as source:
+    with runnable(side.model, folder, rounding=which != "exact", foreign=stage.foreign) as source:
         yield source
 
 

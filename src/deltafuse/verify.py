@@ -16,6 +16,7 @@ from deltafuse.ablating import AblationReport
 from deltafuse.bisecting import BisectReport
 from deltafuse.errors import UserError
 from deltafuse.files import check_output
+from deltafuse.foreign import Foreign
 from deltafuse.inputs import InputOptions
 from deltafuse.inputs_file import write_arrays
 from deltafuse.minimizing import Reproduction
@@ -100,6 +101,7 @@ class Settings:
         memory: address space limit in bytes of a whole model's run; None for none.
         bars: what the user sets in place of the table in `deltafuse.verify_bars`.
         progress: told about stages.
+        foreign: what lowers Custom nodes of other tools.
     """
 
     level: Level = "all"
@@ -108,6 +110,7 @@ class Settings:
     memory: int | None = None
     bars: Overrides = field(default_factory=Overrides)
     progress: Progress = field(default_factory=SilentProgress)
+    foreign: Foreign | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     sides = Side.of(before), Side.of(after)
     close = bar_of(sides[1].shapes, settings.bars)
     sites, pairs = _sites(*sides, difference, close, settings)
-    stage = Stage(*sides, pairs, sites, difference.regions)
+    stage = Stage(*sides, pairs, sites, difference.regions, settings.foreign)
     names = str(before.path), str(after.path)
     findings = tuple(finding(reason) for reason in difference.findings)
     structure = check_structure(stage.after, difference.regions)
@@ -229,7 +232,8 @@ def _verdict(
 
 def _network(stage: Stage, close: Bar, settings: Settings) -> NetworkReport | Reason:
     models = stage.before.model, stage.after.model
-    reasons = [reason for reason in map(obstacle, models) if reason is not None]
+    found = (obstacle(model, settings.foreign) for model in models)
+    reasons = [reason for reason in found if reason is not None]
     options = settings.inputs
     if reasons and options.save is None:
         return reasons[0]

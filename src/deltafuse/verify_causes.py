@@ -80,7 +80,7 @@ def _bisected(stage: Stage, report: VerifyReport, settings: Settings) -> VerifyR
 
 
 def _inputs(stage: Stage, settings: Settings) -> Inputs | Reason:
-    reason = obstacle(stage.before.model)
+    reason = obstacle(stage.before.model, stage.foreign)
     return stage.inputs(replace(settings.inputs, save=None)) if reason is None else reason
 
 

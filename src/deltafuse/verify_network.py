@@ -145,7 +145,8 @@ def _run(networks: Networks, folder: Path, progress: Progress) -> NetworkReport 
     for which in ("unfused", "fused"):
         below = folder / which
         below.mkdir()
-        with runnable(networks.model(which), below, taps=networks.taps) as source:
+        opened = runnable(networks.model(which), below, taps=networks.taps, foreign=networks.stage.foreign)
+        with opened as source:
             ran = source if isinstance(source, Reason) else _run_one(networks, which, source, files, below, progress)
         if isinstance(ran, Reason):
             return _stopped(networks, which, ran, runs)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafuse.dims import Dim
+from deltafuse.foreign import Foreign
 from deltafuse.inputs import InputOptions, Inputs, make_inputs
 from deltafuse.inputs_sizes import SiteSizes
 from deltafuse.verify_cut import Pair, Side, axis_dims
@@ -28,6 +29,7 @@ class Stage:
         pairs: both sides of the sites that can be cut out.
         sites: verdicts of all sites.
         regions: all sites' nodes, in topological order.
+        foreign: what lowers Custom nodes of other tools.
     """
 
     before: Side
@@ -35,6 +37,7 @@ class Stage:
     pairs: tuple[Pair, ...]
     sites: tuple[SiteVerdict, ...]
     regions: tuple[Region, ...]
+    foreign: Foreign | None = None
 
     @property
     def parts(self) -> Mapping[str, Part]:

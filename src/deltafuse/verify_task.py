@@ -111,7 +111,8 @@ def _task(
 ) -> TaskReport | Reason:
     stages = {name: one.stage for name, one in checked.items()}
     models = [side.model for stage in stages.values() for side in (stage.before, stage.after)]
-    reasons = [reason for reason in map(obstacle, models) if reason is not None]
+    found = (obstacle(model, settings.foreign) for model in models)
+    reasons = [reason for reason in found if reason is not None]
     if reasons:
         return reasons[0]
     chain = Chain(
