@@ -26,7 +26,7 @@ TYPES = [
     "DeltafuseError", "FuseOptions", "FuseReport", "InternalError", "Listing", "LowerReport", "Match", "Progress",
     "RollbackReport", "SiteReport", "UserError", "VerifyReport",
 ]  # fmt: skip
-HEAVY = ("numpy", "onnx", "onnxruntime", "onnx_graphsurgeon", "rich", "zstandard")
+HEAVY = ("jinja2", "numpy", "onnx", "onnxruntime", "onnx_graphsurgeon", "rich", "zstandard")
 
 
 def test_nothing_is_public_by_accident():

@@ -36,6 +36,7 @@ def verify(
     ablate: str | Sequence[str] = (),
     minimize: AnyPath | None = None,
     lowering: AnyPath | None = None,
+    html: AnyPath | None = None,
     cosine: float | None = None,
     nrmse: float | None = None,
     max_abs: float | None = None,
@@ -71,6 +72,7 @@ def verify(
         ablate: shell-style patterns of sites whose decisions are undone one by one.
         minimize: folder for a stand-alone reproduction of the first site to blame.
         lowering: Python file that lowers other tools' Custom nodes, or the name of a shipped one.
+        html: file to write the report to as one page, with plots.
         cosine: least cosine, in place of that for the kind of difference and the target.
         nrmse: largest root mean square error, over the unfused values.
         max_abs: largest difference of one element.
@@ -96,7 +98,7 @@ def verify(
     graphs = _files(prefill), _files(decode)
     task = TaskOptions(*graphs, rollout, _path(prompt), _path(nll), tuple((maps or {}).items()))
     causes = Causes(bisect, (ablate,) if isinstance(ablate, str) else tuple(ablate), _path(minimize))
-    return run(_path(unfused), _path(fused), task, causes, settings)
+    return run(_path(unfused), _path(fused), task, causes, settings, _path(html))
 
 
 def _files(given: tuple[AnyPath, AnyPath] | None) -> tuple[Path, Path] | None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from deltafuse.errors import UserError
+from deltafuse.files import check_output
 from deltafuse.foreign import load_lowering
 from deltafuse.inputs import InputOptions
 from deltafuse.options import Progress
@@ -26,7 +27,7 @@ def verify(given: argparse.Namespace, progress: Progress) -> VerifyReport:
     graphs = _files(given.prefill), _files(given.decode)
     task = TaskOptions(*graphs, given.rollout, given.prompt, given.nll, tuple(given.maps))
     causes = Causes(given.bisect, tuple(given.ablate), given.minimize)
-    return run(given.unfused, given.fused, task, causes, settings)
+    return run(given.unfused, given.fused, task, causes, settings, given.html)
 
 
 def _files(given: list[Path] | None) -> tuple[Path, Path] | None:
@@ -34,13 +35,32 @@ def _files(given: list[Path] | None) -> tuple[Path, Path] | None:
 
 
 def run(
-    unfused: Path | None, fused: Path | None, task: TaskOptions, causes: Causes, settings: Settings
+    unfused: Path | None,
+    fused: Path | None,
+    task: TaskOptions,
+    causes: Causes,
+    settings: Settings,
+    html: Path | None = None,
 ) -> VerifyReport:
-    """Verifies two files, or the graphs of a pair.
+    """Verifies two files, or the graphs of a pair, and writes the page where one is asked for.
 
     Raises:
         UserError: ``usage`` where it is not said which.
     """
+    if html is None:
+        return _run(unfused, fused, task, causes, settings)
+    files = [unfused, fused, *(task.prefill or ()), *(task.decode or ())]
+    check_output(html, [path for path in files if path is not None])
+    report = _run(unfused, fused, task, causes, settings)
+    from deltafuse.html_verify import write_page
+
+    write_page(report, html)
+    return report
+
+
+def _run(
+    unfused: Path | None, fused: Path | None, task: TaskOptions, causes: Causes, settings: Settings
+) -> VerifyReport:
     if unfused is None and fused is None:
         if causes.any:
             text = "--bisect, --ablate and --minimize look into one graph: give two files, UNFUSED FUSED"

@@ -79,11 +79,13 @@ class DivergenceReport:
 
     Attributes:
         bar: the tolerance.
+        nrmse: largest NRMSE that it admits.
     """
 
     sites: tuple[SiteErrors, ...]
     first: FirstDivergence | None
     bar: str
+    nrmse: float
 
 
 def taps_of(regions: Sequence[Region]) -> tuple[str, ...]:
@@ -116,7 +118,7 @@ def diverge(
         if first is None:
             guilty = name in wrong or any(_beyond(error, close) for error in alone or ())
             first = next(_first(name, region, accumulated, fused, unfused, close, guilty), None)
-    return DivergenceReport(tuple(rows), first, close.title)
+    return DivergenceReport(tuple(rows), first, close.title, close.nrmse)
 
 
 def _first(

@@ -141,6 +141,7 @@ def verify_parser() -> Parser:
     levels = "site: sites alone; network: whole models too; task: sites, then --rollout and --nll; all: whatever can "
     add("--level", choices=get_args(Level), default="all", help=f"{levels}be run (default)")
     add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one run (%(default)g)")
+    add("--html", type=Path, metavar="FILE", help="write the report as one page, with plots of errors and drift")
     add_verify(parser)
     return parser
 

@@ -68,7 +68,7 @@ class RolloutRun:
 
     Attributes:
         precision: ``exact``: without the boundary's rounding; ``rounded``: at the target's precision.
-        bar: what it is held to.
+        bar: what it is held to; nrmse: the largest NRMSE that it admits.
         equal_tokens: at how many steps the most likely token is the same.
         first_difference: None where all are.
         logits: NRMSE of the logits, step by step.
@@ -82,6 +82,7 @@ class RolloutRun:
     first_difference: TokenDifference | None
     logits: tuple[float, ...]
     drift: tuple[Drift, ...]
+    nrmse: float
     reason: Finding | None = None
 
 
@@ -120,7 +121,7 @@ def compare_steps(unfused: Steps, fused: Steps, precision: Precision, bar: Bar) 
         reasons += [reason for one in found if (reason := _drift_reason(one, bar)) is not None]
     reason = finding(reasons[0]) if reasons else None
     verdict = "differs" if reasons else "passes"
-    return RolloutRun(precision, verdict, bar.title, equal, first, curve, tuple(drift), reason)
+    return RolloutRun(precision, verdict, bar.title, equal, first, curve, tuple(drift), bar.nrmse, reason)
 
 
 def _tokens(unfused: Steps, fused: Steps) -> tuple[int, TokenDifference | None]:
