@@ -14,12 +14,11 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
-from deltafuse.fused import call as read_call
-from deltafuse.fused import kernel, lower_exact
+from deltafuse.ablating_heads import fused_call, heads_of, tiled
+from deltafuse.fused import lower_exact
 from deltafuse.lowering import Call
-from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.measure import sums_of
 from deltafuse.probe import Worker, to_double
 from deltafuse.reasons import Reason
@@ -145,10 +144,10 @@ class _Bench:
         yield _Variant("all of these", "double", {})
         ratio = self._ratio()
         if ratio is not None:
-            calls = [found for node in self._pair.fused.graph.node if isinstance(found := _call(node), Call)]
+            calls = [found for node in self._pair.fused.graph.node if isinstance(found := fused_call(node), Call)]
             scale = calls[0].scale if calls else 1.0
             yield _Variant(f"scale {scale:.9g}", f"{scale * ratio:.9g}, which fits best", every.without(), ratio)
-        if _heads(self._pair, self._after):
+        if heads_of(self._pair, self._after):
             heads = "consecutive value heads share a key head", "every n-th ones do"
             yield _Variant(*heads, every.without(), tiled=True)
 
@@ -174,8 +173,8 @@ class _Bench:
     def _run(self, variant: _Variant) -> Sequence[Array] | Reason:
         model = self._pair.fused
         if variant.tiled:
-            model = _tiled(model, _heads(self._pair, self._after))
-        calls = {node.name: found for node in model.graph.node if isinstance(found := _call(node), Call)}
+            model = tiled(model, heads_of(self._pair, self._after))
+        calls = {node.name: found for node in model.graph.node if isinstance(found := fused_call(node), Call)}
         scales = {name: found.scale * variant.scale for name, found in calls.items()}
         double = to_double(lower_exact(model, scales if variant.scale != 1.0 else None))
         if isinstance(double, Reason):
@@ -188,17 +187,13 @@ class _Bench:
         return found
 
 
-def _call(node: NodeProto) -> Call | Reason | None:
-    return read_call(node) if kernel(node) else None
-
-
 def _roundings(pair: Pair, after: Side) -> _Roundings:
     """Every value of the fused side that the file keeps in a type narrower than double."""
     graph = pair.fused.graph
     writers = {name: node for node in graph.node for name in node.output if name}
     found = _Roundings()
     for node in graph.node:
-        call = _call(node)
+        call = fused_call(node)
         if not isinstance(call, Call):
             continue
         for port, value in call.ports.items():
@@ -242,65 +237,3 @@ def _with_roundings(model: onnx.ModelProto, points: Mapping[str, int]) -> onnx.M
     del model.graph.node[:]
     model.graph.node.extend(copies)
     return model
-
-
-def _heads(pair: Pair, after: Side) -> tuple[int, int] | None:
-    """Key and value heads where there are more of the latter; None where there is nothing to map."""
-    for node in pair.fused.graph.node:
-        call = _call(node)
-        if not isinstance(call, Call):
-            continue
-        if call.op == LINEAR_ATTENTION:
-            found = {attribute.name: attribute.i for attribute in node.attribute}
-            pairs = (found.get("q_num_heads", 0), found.get("kv_num_heads", 0))
-        else:
-            shapes = [after.shapes.shape(after.graph.find(call.ports[port]) or 0) for port in ("key", "value")]
-            sizes = [shape[1] if shape is not None and len(shape) == 3 else 0 for shape in shapes]
-            pairs = tuple(size if isinstance(size, int) else 0 for size in sizes)
-        return (pairs[0], pairs[1]) if 0 < pairs[0] < pairs[1] else None
-    return None
-
-
-def _tiled(model: onnx.ModelProto, heads: tuple[int, int] | None) -> onnx.ModelProto:
-    """The fused side with value head h reading key head h modulo their number."""
-    assert heads is not None, "there are heads to map"
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    nodes: list[NodeProto] = []
-    for node in model.graph.node:
-        call = _call(node)
-        nodes += _mapped(node, call, heads) if isinstance(call, Call) else [node]
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del copy.graph.node[:]
-    copy.graph.node.extend(copies)
-    return copy
-
-
-def _mapped(node: NodeProto, call: Call, heads: tuple[int, int]) -> list[NodeProto]:
-    packed = call.op == LINEAR_ATTENTION
-    arrays = {
-        "order": np.arange(heads[1]) % heads[0],
-        "split": np.array([0, 0, heads[0], -1]),
-        "packed": np.array([0, 0, -1]),
-    }
-    prefix = f"{node.name or node.output[0]}/tiled"
-    new = [
-        helper.make_node("Constant", [], [f"{prefix}/{name}"], value=numpy_helper.from_array(array.astype(np.int64)))
-        for name, array in arrays.items()
-    ]
-    result = NodeProto()
-    result.CopyFrom(node)
-    for port in ("query", "key"):
-        value, base = call.ports[port], f"{prefix}/{port}"
-        read = [value, f"{prefix}/order"]
-        if packed:
-            new.append(helper.make_node("Reshape", [value, f"{prefix}/split"], [f"{base}/split"]))
-            read[0] = f"{base}/split"
-        new.append(helper.make_node("Gather", read, [base], axis=2 if packed else 1))
-        if packed:
-            new.append(helper.make_node("Reshape", [base, f"{prefix}/packed"], [f"{base}/packed"]))
-        result.input[:] = [(f"{base}/packed" if packed else base) if name == value else name for name in result.input]
-    for attribute in result.attribute:
-        if attribute.name == "q_num_heads":
-            attribute.i = heads[1]
-    return [*new, result]

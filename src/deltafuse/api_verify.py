@@ -1,4 +1,33 @@
-"""``fuse verify`` as a function; the other commands are in `deltafuse.api`."""
+"""``fuse verify`` as a function; the other commands are in `deltafuse.api`.
+
+Its arguments:
+
+    unfused: the model as exported.
+    fused: what fuse made of it.
+    level: ``site`` needs no weights, ``network`` runs both whole models too, ``task`` runs the sites and what is
+        asked for of a pair, ``all`` does all it can.
+    inputs: npz with arrays for some or all inputs of the whole models.
+    save_inputs: npz to write the inputs to that were used.
+    seed: of the inputs that are drawn.
+    dims: sizes of axes of the inputs: symbol -> size.
+    prefill: unfused and fused file of the graph that takes a prompt, in place of `unfused` and `fused`.
+    decode: the same of the graph that takes one token more; alone, its first states are drawn.
+    rollout: decode steps to chain.
+    prompt: npy with the token ids of the prompt.
+    nll: npy with token ids whose loss is to be told.
+    maps: output -> input of states that are not paired by names and sizes; several names are parted by commas.
+    bisect: fuse some sites at a time, to find those that move an output beyond tolerance.
+    ablate: shell-style patterns of sites whose decisions are undone one by one.
+    minimize: folder for a stand-alone reproduction of the first site to blame.
+    lowering: Python file that lowers other tools' Custom nodes, or the name of a shipped one.
+    html: file to write the report to as one page, with plots.
+    cosine: least cosine, in place of that for the kind of difference and the target.
+    nrmse: largest root mean square error, over the unfused values.
+    max_abs: largest difference of one element.
+    timeout: seconds that one run may take.
+    memory: address space limit of a whole model's run, in bytes.
+    progress: told about stages.
+"""
 
 from __future__ import annotations
 
@@ -53,32 +82,7 @@ def verify(
         >>> deltafuse.verify(**pair, rollout=64, prompt="ids.npy").task.verdict
         'passes'
 
-    Args:
-        unfused: the model as exported.
-        fused: what fuse made of it.
-        level: ``site`` needs no weights, ``network`` runs both whole models too, ``task`` runs the sites and what is
-            asked for of a pair, ``all`` does all it can.
-        inputs: npz with arrays for some or all inputs of the whole models.
-        save_inputs: npz to write the inputs to that were used.
-        seed: of the inputs that are drawn.
-        dims: sizes of axes of the inputs: symbol -> size.
-        prefill: unfused and fused file of the graph that takes a prompt, in place of `unfused` and `fused`.
-        decode: the same of the graph that takes one token more; alone, its first states are drawn.
-        rollout: decode steps to chain.
-        prompt: npy with the token ids of the prompt.
-        nll: npy with token ids whose loss is to be told.
-        maps: output -> input of states that are not paired by names and sizes; several names are parted by commas.
-        bisect: fuse some sites at a time, to find those that move an output beyond tolerance.
-        ablate: shell-style patterns of sites whose decisions are undone one by one.
-        minimize: folder for a stand-alone reproduction of the first site to blame.
-        lowering: Python file that lowers other tools' Custom nodes, or the name of a shipped one.
-        html: file to write the report to as one page, with plots.
-        cosine: least cosine, in place of that for the kind of difference and the target.
-        nrmse: largest root mean square error, over the unfused values.
-        max_abs: largest difference of one element.
-        timeout: seconds that one run may take.
-        memory: address space limit of a whole model's run, in bytes.
-        progress: told about stages.
+    The keywords are described at `deltafuse.api_verify`, with the bars, limits and files that the command has too.
 
     Returns:
         Exit 0 where all is equal, else 5.
