@@ -12,7 +12,8 @@ from deltafuse.match import FuseReport, Pinned, SiteReport, Validity
 from deltafuse.reasons import Reason
 from deltafuse.report import failure, fuse_document, plain_document, site_document, write
 from deltafuse.rollback import RollbackReport
-from deltafuse.tables import print_fuse, print_verify
+from deltafuse.tables import print_fuse
+from deltafuse.tables_verify import print_verify
 from deltafuse.verify import VerifyReport
 from deltafuse.verify_trial import Finding, Rounding, SiteVerdict
 from hand_match import BF16, Site, l2norm, match

@@ -23,7 +23,8 @@ from deltafuse.network_model import Runnable, runnable
 from deltafuse.network_run import run_model
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.reasons import Reason
-from deltafuse.tables import console, print_verify
+from deltafuse.tables import console
+from deltafuse.tables_verify import print_verify
 from deltafuse.verify import verify
 from deltafuse.wire import scan
 from exports import export

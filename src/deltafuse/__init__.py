@@ -25,7 +25,8 @@ import sys as _sys
 from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from deltafuse.api import fuse, inspect, listing, lower, rollback, verify
+from deltafuse.api import fuse, inspect, listing, lower, rollback
+from deltafuse.api_verify import verify
 from deltafuse.errors import DeltafuseError, InternalError, UserError
 from deltafuse.options import FuseOptions, Progress
 

@@ -18,7 +18,6 @@ from deltafuse.options import (
     Boundary,
     Form,
     FuseOptions,
-    Level,
     Operator,
     Progress,
     RecordMode,
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
     from deltafuse.match import FuseReport
     from deltafuse.probing import Listing
     from deltafuse.rollback import RollbackReport
-    from deltafuse.verify import VerifyReport
 
-__all__ = ["fuse", "inspect", "listing", "lower", "rollback", "verify"]
+__all__ = ["fuse", "inspect", "listing", "lower", "rollback"]
 
 AnyPath: TypeAlias = "str | PathLike[str]"
 
@@ -179,54 +177,6 @@ def listing(
     from deltafuse import probing
 
     return probing.listing(Path(model), tensors=tensors, nodes=nodes, ops=ops)
-
-
-def verify(
-    unfused: AnyPath,
-    fused: AnyPath,
-    *,
-    level: Level = "all",
-    inputs: AnyPath | None = None,
-    save_inputs: AnyPath | None = None,
-    seed: int = 0,
-    dims: Mapping[str, int] | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    memory: int | None = None,
-    progress: Progress | None = None,
-) -> VerifyReport:
-    """Compares a fused model with the unfused one, as ``fuse verify UNFUSED FUSED`` does.
-
-    Example:
-        >>> deltafuse.verify("prefill.onnx", "prefill-fused.onnx", dims={"seq_len": 40}).exit
-        0
-
-    Args:
-        unfused: the model as exported.
-        fused: what fuse made of it.
-        level: ``site`` needs no weights, ``network`` runs both whole models too, ``all`` does so where it can.
-        inputs: npz with arrays for some or all inputs of the whole models.
-        save_inputs: npz to write the inputs to that were used.
-        seed: of the inputs that are drawn.
-        dims: sizes of axes of the inputs: symbol -> size.
-        timeout: seconds that one run may take.
-        memory: address space limit of a whole model's run, in bytes.
-        progress: told about stages.
-
-    Returns:
-        Exit 0 where all is equal, else 5.
-    """
-    from deltafuse.inputs import InputOptions
-    from deltafuse.verify import verify as run
-
-    options = InputOptions(
-        None if inputs is None else Path(inputs),
-        None if save_inputs is None else Path(save_inputs),
-        seed,
-        dict(dims or {}),
-    )
-    return run(
-        Path(unfused), Path(fused), level=level, inputs=options, seconds=timeout, memory=memory, progress=progress
-    )
 
 
 def rollback(

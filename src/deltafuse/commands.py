@@ -93,21 +93,18 @@ def _show_fuse(report: Any, as_json: bool, more: Document | None = None) -> int:
 
 
 def _verify(given: argparse.Namespace) -> int:
-    if given.unfused.is_dir() or given.fused.is_dir():
+    if any(path is not None and path.is_dir() for path in (given.unfused, given.fused)):
         from deltafuse import folder_commands
 
         return folder_commands.compare(given)
-    from deltafuse.inputs import InputOptions
-    from deltafuse.verify import verify
+    from deltafuse.commands_verify import verify
 
-    inputs = InputOptions(given.inputs, given.save_inputs, given.seed, dict(given.dim))
     with progress() as shown:
-        report = verify(
-            given.unfused, given.fused, level=given.level, inputs=inputs, seconds=given.timeout, progress=shown
-        )
+        report = verify(given, shown)
     if given.json:
         return _show(True, plain_document(report), (), report.exit)
-    from deltafuse.tables import console, print_verify
+    from deltafuse.tables import console
+    from deltafuse.tables_verify import print_verify
 
     print_verify(report, console())
     return report.exit

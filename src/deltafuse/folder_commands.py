@@ -10,12 +10,21 @@ from deltafuse.errors import UserError
 from deltafuse.folder import Entry, FolderReport, fuse_folder, inspect_folder
 from deltafuse.folder_pairs import Pair
 from deltafuse.folder_undo import Compared, FolderRollback, FolderVerify, Restored, rollback_folder, verify_folders
+from deltafuse.foreign import load_lowering
 from deltafuse.inputs import InputOptions
 from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
-from deltafuse.tables import console, sentences, table, verify_summary
-from deltafuse.verify import VerifyReport, verify
+from deltafuse.tables import console, sentences, table
+from deltafuse.tables_verify import verify_summary
+from deltafuse.verify import Settings, VerifyReport, check
+from deltafuse.verify_bars import Overrides
 
+#: Options of verify that are of two models: attribute -> option.
+_OF_FILES = {
+    "inputs": "--inputs", "save_inputs": "--save-inputs", "prefill": "--prefill", "decode": "--decode",
+    "rollout": "--rollout", "prompt": "--prompt", "nll": "--nll", "maps": "--map", "bisect": "--bisect",
+    "ablate": "--ablate", "minimize": "--minimize", "html": "--html",
+}  # fmt: skip
 #: How many pinned symbols the table shows of a model.
 PINS = 3
 COLUMNS = ("model", "outcome", "sites", "operators", "nodes before", "after", "pinned")
@@ -63,13 +72,17 @@ def compare(given: argparse.Namespace) -> int:
     for path in (given.unfused, given.fused):
         if not path.is_dir():
             raise UserError("usage", f"{path} is no folder and the other is one: give two models, or two folders")
-    if given.inputs is not None or given.save_inputs is not None:
-        raise UserError("usage", "--inputs and --save-inputs are of one model: give the two models instead of folders")
+    for name, option in _OF_FILES.items():
+        if getattr(given, name):
+            raise UserError("usage", f"{option} is for models and not for folders: give the models instead")
     options = InputOptions(None, None, given.seed, dict(given.dim))
+    bars = Overrides(given.cosine, given.nrmse, given.max_abs)
+    foreign = None if given.lowering is None else load_lowering(given.lowering)
     with progress() as shown:
+        settings = Settings(given.level, options, given.timeout, None, bars, shown, foreign)
 
         def run(unfused: Path, fused: Path) -> VerifyReport:
-            return verify(unfused, fused, level=given.level, inputs=options, seconds=given.timeout, progress=shown)
+            return check(unfused, fused, settings).report
 
         report = verify_folders(given.unfused, given.fused, run)
     if given.json:
@@ -185,7 +198,8 @@ def _print_verify(report: FolderVerify) -> None:
         if one.report is None:
             continue
         reasons = [(site.name, site.reason) for site in one.report.sites if site.reason is not None]
-        reasons += [("", finding) for finding in one.report.findings]
+        wrong = [found for node in one.report.structure for found in node.findings]
+        reasons += [("", finding) for finding in (*one.report.findings, *wrong)]
         for name, reason in reasons:
             screen.print(f"{one.name}: {name} ({reason.code}): {reason.text}")
         if one.report.skipped is not None:

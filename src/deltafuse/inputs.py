@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,17 +55,29 @@ class Inputs:
         arrays: by name, in the order of the graph.
         sizes: symbol -> size.
         roles: what each input was taken for.
-        given: names of the inputs whose arrays come from the user's file.
+        given: names of the inputs whose arrays come from the user's file, or from a run before.
+        steps: inputs of floats that are no state -> one array for each step of a chain, along a first axis.
+        past: tokens that came before, as masks and caches tell.
     """
 
     arrays: Mapping[str, Array]
     sizes: Mapping[str, int]
     roles: Mapping[str, InputRole]
     given: tuple[str, ...]
+    steps: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    past: int = 0
 
 
 def make_inputs(
-    model: Model, kinds: bytearray, sites: Sequence[SiteSizes], parts: Mapping[str, Part], options: InputOptions
+    model: Model,
+    kinds: bytearray,
+    sites: Sequence[SiteSizes],
+    parts: Mapping[str, Part],
+    options: InputOptions,
+    *,
+    given: Mapping[str, Array] | None = None,
+    steps: int = 0,
+    held: Collection[str] = (),
 ) -> Inputs:
     """Draws what the user does not give.
 
@@ -75,6 +87,9 @@ def make_inputs(
         sites: what its sites say about sizes.
         parts: value that a fused site reads -> which operand of it.
         options: what the user says.
+        given: arrays that a run before gave, by input.
+        steps: of how many steps of a chain to draw what is no state.
+        held: inputs that a step before gives.
 
     Raises:
         UserError: the file of inputs does not fit, an input is of a kind that cannot be drawn, or no sizes fit.
@@ -82,12 +97,17 @@ def make_inputs(
     shapes = visited(Shapes(model))
     graph = model.graph
     names = [graph.name(value) for value in graph.inputs]
-    arrays = {} if options.path is None else _given(shapes, options.path)
+    arrays = ({} if options.path is None else _given(shapes, options.path)) | dict(given or {})
     sizes = solve_sizes(shapes, sites, options.dims, {name: array.shape for name, array in arrays.items()})
     roles = input_roles(shapes, kinds, parts)
     tokens = sites[0].tokens if sites else 1
     drawer = _Drawer(shapes, roles, sizes, options, arrays, tokens)
-    return Inputs({name: drawer.array(name) for name in names}, sizes, roles, tuple(arrays))
+    fresh = [name for name in names if steps and name not in arrays and name not in held and drawer.is_fresh(name)]
+    chains: dict[str, Array] = {
+        name: np.stack([drawer.array(name, step) for step in range(1, steps + 1)]) for name in fresh
+    }
+    drawn = {name: drawer.array(name) for name in names}
+    return Inputs(drawn, sizes, roles, tuple(arrays), chains, drawer.past())
 
 
 def _given(shapes: Shapes, path: Path) -> dict[str, Array]:
@@ -125,13 +145,22 @@ class _Drawer:
         names = declared_names(shapes)
         self._numbers = {names[name]: size for name, size in sizes.items()}
 
-    def array(self, name: str) -> Array:
-        """The array for one input."""
+    def is_fresh(self, name: str) -> bool:
+        """Whether another array goes in at each step: floats that are no state, ids of several tokens."""
+        role = self._roles[name]
+        if role.role == "ids":
+            return math.prod(self._shape(name)) > 1
+        state = role.part is not None and role.part.role == "state"
+        dtype = self._shapes.dtype(self._shapes.graph.find(name) or 0)
+        return dtype in _FLOATS and role.role != "mask" and not state
+
+    def array(self, name: str, step: int = 0) -> Array:
+        """The array for one input, at one step of a chain."""
         if name in self._given:
             return self._given[name]
         dtype = self._shapes.dtype(self._shapes.graph.find(name) or 0) or 0
         shape, role = self._shape(name), self._roles[name]
-        rng = np.random.default_rng([self._options.seed, *name.encode()])
+        rng = np.random.default_rng([self._options.seed, *name.encode(), *([step] if step else [])])
         if dtype == TensorProto.BOOL:
             return np.ones(shape, np.bool_)
         if dtype in _INTEGERS:
@@ -196,6 +225,11 @@ class _Drawer:
             if symbols(own) & asked:
                 return evaluate(own, self._numbers)
         return 0
+
+    def past(self) -> int:
+        """Tokens that came before those of the ids."""
+        ids = [self._shape(name) for name, role in self._roles.items() if role.role == "ids"]
+        return self._past(ids[0][-1] if ids and ids[0] else 1)
 
     def _past(self, step: int) -> int:
         """Tokens that came before: what the mask has more, else the length of a cache."""

@@ -33,7 +33,7 @@ from deltafuse.targets.base import Case
 from deltafuse.targets.profile import Operator
 from deltafuse.wire import Model, scan
 
-__all__ = ["Finding", "LintReport", "lint"]
+__all__ = ["Finding", "LintReport", "lint", "node_findings"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,19 @@ def lint(fused: Path, target: str | None = None, progress: Progress | None = Non
     names = tuple(profile.name for profile in profiles)
     unique, noted = tuple(dict.fromkeys(findings)), tuple(dict.fromkeys(notes))
     return LintReport(str(fused), names, count, unique, noted, 5 if unique else 0 if count else 3)
+
+
+def node_findings(model: Model, shapes: Shapes, profile: Profile, node: int) -> tuple[Finding, ...]:
+    """What is wrong with one fused node.
+
+    Args:
+        model: the file.
+        shapes: of its values.
+        profile: what to hold it against.
+        node: in the main graph.
+    """
+    view = _view(model, shapes, profile, node)
+    return tuple(_unknown(model, profile, node)) if view is None else tuple(_node_findings(view))
 
 
 def _profiles(model: Model, nodes: list[int]) -> list[Profile]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.verify_bars import BARS
+from deltafuse.verify_bars import Bar, bar
 from deltafuse.verify_trial import Finding, finding
 
 TEXTS.update(
@@ -22,8 +22,7 @@ TEXTS.update(
         "output-type": "{name} is {fused} in the fused model, {unfused} in the unfused one",
         "output-not-finite": "{name} has infinities or NaNs in the {model} model, at {index}: compare on other inputs, "
         "see --inputs and --seed",
-        "output-beyond-bar": "{name} is beyond the bar: cosine {cosine:.6f}, NRMSE {nrmse:.2g}, largest difference "
-        "{max_abs:.2g} at {index}",
+        "output-beyond-bar": "{name} is beyond the bar ({bar}): {failed}; the largest difference is at {index}",
         "output-values": "{count} of {size} elements of {name} differ, the first at {index}",
     }
 )
@@ -73,6 +72,7 @@ class OutputVerdict:
         rms: root mean square of the unfused values.
         cosine, nrmse, max_abs: None where both cannot be compared.
         top1: for logits only.
+        failed: which parts of the bar are not met.
     """
 
     name: str
@@ -86,19 +86,24 @@ class OutputVerdict:
     worst: Worst | None = None
     top1: Top1 | None = None
     reason: Finding | None = None
+    failed: tuple[str, ...] = ()
 
 
-def compare_outputs(unfused: Mapping[str, Path], fused: Mapping[str, Path], vocabulary: int) -> Iterator[OutputVerdict]:
+def compare_outputs(
+    unfused: Mapping[str, Path], fused: Mapping[str, Path], vocabulary: int, close: Bar | None = None
+) -> Iterator[OutputVerdict]:
     """Compares each output, in the order of the unfused model.
 
     Args:
         unfused: output -> ``.npy`` file.
         fused: the same of the fused model.
         vocabulary: rows of the embedding, which is the last axis of logits; 0 where there is none.
+        close: the bar; None for that of a float16 boundary.
     """
+    close = close or bar("fp16")
     for name in dict.fromkeys((*unfused, *fused)):
         if name in unfused and name in fused:
-            yield _compare(name, _open(unfused[name]), _open(fused[name]), vocabulary)
+            yield _compare(name, _open(unfused[name]), _open(fused[name]), vocabulary, close)
             continue
         array = _open(unfused[name] if name in unfused else fused[name])
         yield _differs(name, array, Reason("output-missing", {"name": name}))
@@ -113,7 +118,7 @@ def _differs(name: str, fused: Array, reason: Reason) -> OutputVerdict:
     return OutputVerdict(name, "differs", fused.shape, str(fused.dtype), reason=finding(reason))
 
 
-def _compare(name: str, unfused: Array, fused: Array, vocabulary: int) -> OutputVerdict:
+def _compare(name: str, unfused: Array, fused: Array, vocabulary: int, close: Bar) -> OutputVerdict:
     pair = {"name": name, "unfused": str(unfused.dtype), "fused": str(fused.dtype)}
     if unfused.dtype != fused.dtype:
         return _differs(name, fused, Reason("output-type", pair))
@@ -127,7 +132,7 @@ def _compare(name: str, unfused: Array, fused: Array, vocabulary: int) -> Output
         if index is not None:
             at = {"name": name, "model": model, "index": list(index)}
             return _differs(name, fused, Reason("output-not-finite", at))
-    return _measured(name, unfused, fused, _is_logits(name, fused, vocabulary))
+    return _measured(name, unfused, fused, _is_logits(name, fused, vocabulary), close)
 
 
 def _exact(name: str, unfused: Array, fused: Array) -> OutputVerdict:
@@ -140,17 +145,18 @@ def _exact(name: str, unfused: Array, fused: Array) -> OutputVerdict:
     return _differs(name, fused, Reason("output-values", at))
 
 
-def _measured(name: str, unfused: Array, fused: Array, logits: bool) -> OutputVerdict:
+def _measured(name: str, unfused: Array, fused: Array, logits: bool, close: Bar) -> OutputVerdict:
     sums = _Sums()
     for start, a, b in _pieces(unfused, fused):
         sums.add(start, a, b)
     index = _index(sums.at, fused.shape)
-    measured = {"cosine": sums.cosine, "nrmse": sums.nrmse, "max_abs": sums.max_abs}
-    met = BARS["network"].met(sums.cosine, sums.nrmse, sums.max_abs)
-    reason = None if met else finding(Reason("output-beyond-bar", {"name": name, "index": list(index), **measured}))
+    measured = sums.cosine, sums.nrmse, sums.max_abs
+    failed = close.failed(*measured)
+    at = {"name": name, "index": list(index), "bar": close.title, "failed": close.told(*measured)}
+    reason = finding(Reason("output-beyond-bar", at)) if failed else None
     return OutputVerdict(
         name,
-        "passes" if met else "differs",
+        "differs" if failed else "passes",
         fused.shape,
         str(fused.dtype),
         sqrt(sums.unfused / fused.size) if fused.size else 0.0,
@@ -160,6 +166,7 @@ def _measured(name: str, unfused: Array, fused: Array, logits: bool) -> OutputVe
         Worst(index, float(unfused[index]), float(fused[index])) if fused.size else None,
         _top1(unfused, fused) if logits else None,
         reason,
+        failed,
     )
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from deltafuse.errors import UserError
 from deltafuse.external import data_files, external_tensors
+from deltafuse.foreign import Foreign, foreign_nodes, write_lowered
+from deltafuse.hybrid import scratch, write_tapped
 from deltafuse.lower import lower
-from deltafuse.lowering import fused_type
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.wire import Model
+from deltafuse.wire import Model, scan
 
 TEXTS.update(
     {
         "network-data-missing": "{path}: {error}",
         "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte {end} "
         "in it: copy the file again",
-        "network-foreign-operator": "{path} has {count} Custom nodes that are none of ours (the first: {node}), which "
-        "onnxruntime cannot run",
+        "network-foreign-operator": "{path} has {count} Custom nodes that are none of ours (the first: {node}, of type "
+        "{type}), which onnxruntime cannot run; give a file that lowers them with --lowering",
         "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}",
     }
 )
@@ -44,11 +44,19 @@ class Runnable:
 _LOWERED = frozenset({"Custom", "LinearAttention"})
 
 
-def obstacle(model: Model) -> Reason | None:
-    """Why a model cannot be run at all, None where nothing speaks against it."""
-    foreign = list(_foreign(model))
-    if foreign:
-        at = {"path": model.path, "count": len(foreign), "node": foreign[0]}
+def obstacle(model: Model, foreign: Foreign | None = None) -> Reason | None:
+    """Why a model cannot be run at all, None where nothing speaks against it.
+
+    Args:
+        model: the scanned file.
+        foreign: what lowers Custom nodes of other tools.
+    """
+    graph, known = model.graph, frozenset[str]() if foreign is None else foreign.operators
+    others = [(node, kind) for node, kind in foreign_nodes(graph) if kind not in known]
+    if others:
+        node, kind = others[0]
+        name = graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+        at = {"path": model.path, "count": len(others), "node": name, "type": kind or "none"}
         return Reason("network-foreign-operator", at)
     try:
         files = data_files(model)
@@ -59,13 +67,6 @@ def obstacle(model: Model) -> Reason | None:
         text = f"the external data file {missing[0]} is missing: put the weights beside the model"
         return Reason("network-data-missing", {"path": model.path, "error": text})
     return _short(model, files)
-
-
-def _foreign(model: Model) -> Iterator[str]:
-    graph = model.graph
-    for node, op in enumerate(graph.op):
-        if op == "Custom" and not graph.domain[node] and not fused_type(graph.node(node)):
-            yield graph.label(node)
 
 
 def _short(model: Model, files: dict[str, Path]) -> Reason | None:
@@ -79,7 +80,9 @@ def _short(model: Model, files: dict[str, Path]) -> Reason | None:
 
 
 @contextmanager
-def runnable(model: Model, folder: Path) -> Generator[Runnable | Reason]:
+def runnable(
+    model: Model, folder: Path, *, rounding: bool = True, taps: Collection[str] = (), foreign: Foreign | None = None
+) -> Generator[Runnable | Reason]:
     """The model itself where onnxruntime knows all of it, else a lowered copy that is removed when the block ends.
 
     A copy whose weights lie outside stands beside them for that time, so that they are found and stay where they are.
@@ -87,23 +90,35 @@ def runnable(model: Model, folder: Path) -> Generator[Runnable | Reason]:
     Args:
         model: the scanned file; see `obstacle`.
         folder: where to write a copy that holds its weights.
+        rounding: at the target's precision; else in the unfused graph's own, see `deltafuse.lower`.
+        taps: values inside that are wanted as outputs too.
+        foreign: what lowers Custom nodes of other tools.
+
+    Raises:
+        UserError: ``bad-lowering``.
     """
     files = data_files(model)
     size = len(model.data) + sum(path.stat().st_size for path in files.values())
-    if not _LOWERED & set(model.graph.op):
-        yield Runnable(model.path, size)
-        return
-    name = f".{model.path.name[:100]}.{secrets.token_hex(6)}.lowered.onnx"
-    copy = (model.path.parent if files else folder) / name
-    try:
-        yield _lowered(model, copy, size)
-    finally:
-        copy.unlink(missing_ok=True)
+    place, stem = model.path.parent if files else folder, model.path.name
+    with (
+        scratch(place, f"{stem}.plain") as plain,
+        scratch(place, f"{stem}.lowered") as lowered,
+        scratch(place, f"{stem}.tapped") as tapped,
+    ):
+        source: Runnable | Reason = Runnable(model.path, size)
+        if foreign is not None and write_lowered(model.path, foreign, plain):
+            source = Runnable(plain, size)
+        if _LOWERED & set(model.graph.op):
+            source = _lowered(source, lowered, rounding)
+        if taps and isinstance(source, Runnable):
+            write_tapped(scan(source.path), taps, tapped)
+            source = Runnable(tapped, size)
+        yield source
 
 
-def _lowered(model: Model, copy: Path, size: int) -> Runnable | Reason:
+def _lowered(source: Runnable, copy: Path, rounding: bool) -> Runnable | Reason:
     try:
-        report = lower(model.path, copy)
+        report = lower(source.path, copy, rounding=rounding)
     except UserError as error:
-        return Reason("network-not-lowered", {"path": model.path, "error": str(error)})
-    return Runnable(model.path if report.output is None else copy, size)
+        return Reason("network-not-lowered", {"path": source.path, "error": str(error)})
+    return source if report.output is None else Runnable(copy, source.size)

@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,11 +48,13 @@ class Ran:
         outputs: name -> ``.npy`` file.
         seconds: that loading and running took.
         peak: bytes of memory the child had at most, mapped weights among them.
+        further: outputs of the further sets of inputs.
     """
 
     outputs: Mapping[str, Path]
     seconds: float
     peak: int
+    further: tuple[Mapping[str, Path], ...] = ()
 
 
 def write_inputs(arrays: Mapping[str, Array], folder: Path) -> dict[str, Path]:
@@ -64,43 +67,76 @@ def write_inputs(arrays: Mapping[str, Array], folder: Path) -> dict[str, Path]:
 
 
 def run_model(
-    model: Runnable, name: str, inputs: Mapping[str, Path], folder: Path, seconds: float, memory: int | None = None
+    model: Runnable,
+    name: str,
+    inputs: Mapping[str, Path],
+    folder: Path,
+    seconds: float,
+    memory: int | None = None,
+    *,
+    further: Sequence[Mapping[str, Path]] = (),
+    taps: Collection[str] = (),
 ) -> Ran | Reason:
-    """Runs a model once.
+    """Runs a model once, or once more for each further set of inputs.
 
     Args:
         model: what to run.
         name: what to call it in messages.
         inputs: input -> ``.npy`` file.
         folder: for the outputs; is made.
-        seconds: limit of the run.
+        seconds: limit of all runs.
         memory: address space limit of the child in bytes; none where None.
+        further: more sets of inputs for the same session.
+        taps: outputs that are wanted of the first set only.
+    """
+    sets = [{key: str(path) for key, path in each.items()} for each in (inputs, *further)]
+    answer = ask(COMMAND, model, name, {"sets": sets, "taps": sorted(taps)}, folder, seconds, memory)
+    if isinstance(answer, Reason):
+        return answer
+    first, *others = ({key: Path(path) for key, path in run.items()} for run in answer["runs"])
+    return Ran(first, answer["seconds"], answer["peak"], tuple(others))
+
+
+def ask(
+    command: Sequence[str],
+    model: Runnable,
+    name: str,
+    request: Mapping[str, object],
+    folder: Path,
+    seconds: float,
+    memory: int | None = None,
+) -> dict[str, Any] | Reason:
+    """Has a child do something with a model; see `deltafuse.network_child.serve`.
+
+    Args:
+        command: the child; the request's path follows.
+        model: what it is to load.
+        name: what to call the model in messages.
+        request: what it is to do, as JSON.
+        folder: for its files; is made.
+        seconds: limit of all it does.
+        memory: address space limit of the child in bytes; none where None.
+
+    Returns:
+        The child's answer, or why there is none.
     """
     folder.mkdir()
-    request = {
-        "model": str(model.path),
-        "inputs": {key: str(path) for key, path in inputs.items()},
-        "memory": memory or 0,
-    }
-    (folder / "request.json").write_text(json.dumps(request))
-    status = _wait(folder, seconds)
+    (folder / "request.json").write_text(json.dumps({"model": str(model.path), "memory": memory or 0} | {**request}))
+    status = _wait(command, folder, seconds)
     if status is None:
         return Reason("network-timeout", {"model": name, "seconds": seconds})
     result = folder / RESULT
     if not result.is_file():
         return _crash(model, name, status, (folder / "log").read_text(errors="replace"))
     answer = json.loads(result.read_text())
-    if "error" in answer:
-        return _failure(model, name, answer["stage"], answer["error"])
-    outputs = {key: Path(path) for key, path in answer["outputs"].items()}
-    return Ran(outputs, answer["seconds"], answer["peak"])
+    return _failure(model, name, answer["stage"], answer["error"]) if "error" in answer else answer
 
 
-def _wait(folder: Path, seconds: float) -> int | None:
+def _wait(command: Sequence[str], folder: Path, seconds: float) -> int | None:
     """The child's exit status, None where it had to be ended."""
     with (folder / "log").open("wb") as log:
-        command = [*COMMAND, str(folder / "request.json")]
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        asked = [*command, str(folder / "request.json")]
+        child = subprocess.Popen(asked, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:

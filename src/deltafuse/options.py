@@ -11,7 +11,7 @@ from deltafuse.errors import UserError
 Form = Literal["chunk", "recurrent"]
 Operator = Literal["cgdr", "rgdr"]
 RecordMode = Literal["embed", "sidecar", "none"]
-Level = Literal["site", "network", "all"]
+Level = Literal["site", "network", "task", "all"]
 AttentionMode = Literal["auto", "always", "never"]
 Boundary = Literal["fp16", "bf16", "fp32"]
 

@@ -18,6 +18,8 @@ from deltafuse.options import (
     Operator,
     RecordMode,
 )
+from deltafuse.parsers_types import count, pin, seconds
+from deltafuse.parsers_verify import add_verify
 
 EXITS = """\
 exit codes:
@@ -45,32 +47,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises what argparse would exit with 2 for."""
         raise UserError("usage", f"{message}; see `{self.prog} --help`")
-
-
-def pin(text: str) -> tuple[str, int]:
-    """``SYMBOL=N`` with N of 1 or more."""
-    symbol, _, size = text.rpartition("=")
-    if not symbol or not size.isascii() or not size.isdigit() or int(size) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not SYMBOL=N with N of 1 or more, e.g. seq_len=128")
-    return symbol, int(size)
-
-
-def count(text: str) -> int:
-    """A whole number of 1 or more."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """A positive number of seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return value
 
 
 def _parser(prog: str, usage: str, description: str, epilog: str | None = None) -> Parser:
@@ -155,20 +131,21 @@ def inspect_parser() -> Parser:
 
 
 def verify_parser() -> Parser:
-    """``fuse verify UNFUSED FUSED``."""
-    text = "Compare each fused site with the nodes it replaced, and both whole models where their weights are there."
-    parser = _parser("fuse verify", "fuse verify UNFUSED FUSED [options]", text, EXITS)
+    """``fuse verify UNFUSED FUSED``, and the graphs of a pair."""
+    usage = (
+        "fuse verify UNFUSED FUSED [options]\n"
+        "       fuse verify --prefill UNFUSED FUSED --decode UNFUSED FUSED --rollout N [--prompt NPY] [options]"
+    )
+    text = "Compare each fused site with the nodes it replaced, both whole models, and what they say token by token."
+    parser = _parser("fuse verify", usage, text, EXITS)
     add = parser.add_argument
-    add("unfused", metavar="UNFUSED", type=Path, help="the model as exported, or a folder of them")
-    add("fused", metavar="FUSED", type=Path, help="what fuse made of it, a folder of a folder")
-    levels = "site: sites alone; network: the whole models too; all: these too where they can be run (default)"
-    add("--level", choices=get_args(Level), default="all", help=levels)
-    add("--inputs", type=Path, metavar="NPZ", help="arrays for some or all inputs, by name; the others are drawn")
-    add("--save-inputs", type=Path, metavar="NPZ", help="write the inputs that are used")
-    add("--seed", type=int, default=0, metavar="N", help="of the inputs that are drawn (0)")
-    dims = "size of an input's axis, e.g. past_seq_len=40; the others follow from it"
-    _add_list(parser, "SYMBOL=N", dims, "--dim", kind=pin)
+    add("unfused", metavar="UNFUSED", type=Path, nargs="?", help="the model as exported, or a folder of them")
+    add("fused", metavar="FUSED", type=Path, nargs="?", help="what fuse made of it, a folder of a folder")
+    levels = "site: sites alone; network: whole models too; task: sites, then --rollout and --nll; all: whatever can "
+    add("--level", choices=get_args(Level), default="all", help=f"{levels}be run (default)")
     add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one run (%(default)g)")
+    add("--html", type=Path, metavar="FILE", help="write the report as one page, with plots of errors and drift")
+    add_verify(parser)
     return parser
 
 

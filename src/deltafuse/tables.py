@@ -16,10 +16,7 @@ from deltafuse.report import dim, roles_text
 
 if TYPE_CHECKING:
     from deltafuse.lint import LintReport
-    from deltafuse.network_diff import OutputVerdict, Top1
     from deltafuse.probing import Listing, NodeRow, TensorRow
-    from deltafuse.verify import NetworkReport, VerifyReport
-    from deltafuse.verify_trial import SiteVerdict
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
 #: Width where the output goes to a file or another program: nothing is wrapped there.
@@ -31,12 +28,6 @@ SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "dims", "scale", "
 
 TENSOR_COLUMNS = ("tensor", "dtype", "shape", "bytes", "written by", "readers", "external data")
 NODE_COLUMNS = ("node", "operator", "name", "inputs", "outputs")
-
-#: ``error`` is in double; the last two are what rounding at the target's precision adds.
-VERIFY_COLUMNS = ("site", "verdict", "error", "draws", "tokens", "rounding nrmse", "max abs")
-
-#: ``worst`` is the element that differs most: its index, the unfused and the fused value.
-NETWORK_COLUMNS = ("output", "verdict", "type", "cosine", "nrmse", "max abs", "worst: unfused, fused")
 
 
 def console() -> Console:
@@ -147,83 +138,6 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
 
 def _pinned_row(entry: Pinned) -> tuple[str, ...]:
     return entry.value, str(entry.axis), entry.was, str(entry.now)
-
-
-def print_verify(report: VerifyReport, screen: Console) -> None:
-    """The report of ``fuse verify``."""
-    if report.sites:
-        screen.print(table(VERIFY_COLUMNS, [_verdict_row(site) for site in report.sites]))
-    for site in report.sites:
-        if site.reason is not None:
-            screen.print(f"{site.name} ({site.reason.code}): {site.reason.text}")
-    for finding in report.findings:
-        screen.print(f"{finding.code}: {finding.text}")
-    if report.network is not None:
-        _print_network(report.network, screen)
-    for sentence in network_sentences(report):
-        screen.print(sentence)
-    for note in report.notes:
-        screen.print(f"note: {note}")
-    screen.print(verify_summary(report))
-
-
-def verify_summary(report: VerifyReport) -> str:
-    """The last line: how much of both levels holds."""
-    equal = sum(site.verdict == "equal" for site in report.sites)
-    text = f"{equal} of {len(report.sites)} fused sites equal"
-    text += f"; {len(report.findings)} other differences" if report.findings else ""
-    if report.network is not None:
-        passed = sum(output.verdict == "passes" for output in report.network.outputs)
-        text += f"; {passed} of {len(report.network.outputs)} outputs of the whole model within the bar"
-    return text
-
-
-def network_sentences(report: VerifyReport) -> Iterator[str]:
-    """What is to be said of the network level."""
-    network = report.network
-    if report.skipped is not None:
-        yield f"site level only ({report.skipped.code}): {report.skipped.text}"
-    if network is None:
-        return
-    for reason in (network.reason, *(output.reason for output in network.outputs)):
-        if reason is not None:
-            yield f"{reason.code}: {reason.text}"
-    for output in network.outputs:
-        if output.top1 is not None:
-            yield f"{output.name}: {top1_text(output.top1)}"
-    fed = ", ".join(f"{item.name} {list(item.shape)} {item.role}" for item in network.inputs)
-    yield f"inputs (seed {network.seed}): {fed}"
-
-
-def top1_text(top1: Top1) -> str:
-    """How often both models have the same most likely token, and by how much it leads."""
-    text = f"same first token in {top1.agree} of {top1.rows} rows; it leads by {top1.margin:.2g} or more"
-    return text if top1.lost is None else f"{text}, where they differ by at most {top1.lost:.2g}"
-
-
-def _print_network(network: NetworkReport, screen: Console) -> None:
-    if network.outputs:
-        screen.print(table(NETWORK_COLUMNS, [_output_row(output) for output in network.outputs]))
-
-
-def _output_row(output: OutputVerdict) -> tuple[str | Text, ...]:
-    verdict = Text(output.verdict, style="green" if output.verdict == "passes" else "red")
-    shape = f"{output.dtype} {list(output.shape)}"
-    cosine = "" if output.cosine is None else f"{output.cosine:.7f}"
-    others = ("" if number is None else f"{number:.1e}" for number in (output.nrmse, output.max_abs))
-    worst = output.worst
-    at = "" if worst is None else f"{list(worst.index)}: {worst.unfused:.6g}, {worst.fused:.6g}"
-    return output.name, verdict, shape, cosine, *others, at
-
-
-def _verdict_row(site: SiteVerdict) -> tuple[str | Text, ...]:
-    error = "" if site.error is None else f"{site.error:.1e}"
-    low, high = min(site.tokens, default=0), max(site.tokens, default=0)
-    tokens = "" if not site.tokens else str(low) if low == high else f"{low}..{high}"
-    rounding = site.rounding
-    rounded = ("", "") if rounding is None else (f"{rounding.nrmse:.1e}", f"{rounding.max_abs:.1e}")
-    verdict = Text(site.verdict, style="green" if site.verdict == "equal" else "red")
-    return site.name, verdict, error, str(site.draws), tokens, *rounded
 
 
 def print_listing(listing: Listing, out: TextIO) -> None:

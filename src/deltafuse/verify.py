@@ -1,4 +1,4 @@
-"""``fuse verify``: a fused file against the unfused one, at two levels.
+"""``fuse verify``: a fused file against the unfused one, at two levels; the third is in `deltafuse.verify_task`.
 
 The site level runs what each fused site stands for against the nodes it replaced, from the two files alone, without
 weights: in double, where both must agree, and once more with the fused side at the target's precision, where the
@@ -9,29 +9,35 @@ lost scale, so that it never decides alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from deltafuse.dims import Dim
+from deltafuse.ablating import AblationReport
+from deltafuse.bisecting import BisectReport
 from deltafuse.errors import UserError
 from deltafuse.files import check_output
-from deltafuse.inputs import InputOptions, Inputs, make_inputs
+from deltafuse.foreign import Foreign
+from deltafuse.inputs import InputOptions
 from deltafuse.inputs_file import write_arrays
-from deltafuse.inputs_sizes import SiteSizes
+from deltafuse.minimizing import Reproduction
 from deltafuse.options import DEFAULT_TIMEOUT, Level, Progress, SilentProgress
 from deltafuse.ordering import in_order
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
+from deltafuse.rollout import TaskReport
+from deltafuse.structure import SiteStructure, check_structure
 from deltafuse.targets.runtime import runtime_notes
-from deltafuse.verify_cut import Pair, Side, axis_dims, cut_expression, cut_pair, site_name
+from deltafuse.verify_bars import Bar, Overrides, bar_of
+from deltafuse.verify_cut import Pair, Side, cut_expression, cut_pair, site_name
 from deltafuse.verify_diff import Difference, compare
 from deltafuse.verify_expression import judge_expression
-from deltafuse.verify_feeds import Input
 from deltafuse.verify_network import NetworkReport, Networks, obstacle, run_networks
+from deltafuse.verify_stage import Stage
 from deltafuse.verify_trial import Finding, Rounding, SiteVerdict, finding, judge
 from deltafuse.wire import scan
 
-__all__ = ["Finding", "NetworkReport", "Rounding", "SiteVerdict", "VerifyReport", "verify"]
+__all__ = ["Checked", "Finding", "NetworkReport", "Rounding", "SiteVerdict", "VerifyReport", "check", "verify"]
 
 #: Why whole models cannot be compared here, whatever they are fed with: the site level is then all there is.
 OBSTACLES = frozenset({
@@ -45,32 +51,76 @@ class VerifyReport:
     """Verdicts of all fused sites, what else differs between the files, and how the whole models compare.
 
     Attributes:
+        unfused, fused: the files; None where there are two graphs, each with a report of its own.
         network: None where the network level was not run.
-        skipped: why it was not, where it was asked for.
+        skipped: why it, or the task level, was not, where it was asked for.
         notes: what the installed onnxruntime could not show.
+        prefill, decode: reports of the two graphs of a pair.
+        task: None where the task level was not run.
+        structure: each fused node: its attributes, the way of each operand, and what is wrong with them.
+        bisect: which sites move an output; None where that was not asked for.
+        ablations: decisions of the sites that were asked for, undone one by one.
+        reproduction: what was written of the first site to blame; None where that was not asked for.
     """
 
-    unfused: str
-    fused: str
+    unfused: str | None
+    fused: str | None
     sites: tuple[SiteVerdict, ...]
     findings: tuple[Finding, ...]
     exit: int
     network: NetworkReport | None = None
     skipped: Finding | None = None
     notes: tuple[str, ...] = ()
+    prefill: VerifyReport | None = None
+    decode: VerifyReport | None = None
+    task: TaskReport | None = None
+    structure: tuple[SiteStructure, ...] = ()
+    bisect: BisectReport | None = None
+    ablations: tuple[AblationReport, ...] = ()
+    reproduction: Reproduction | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything that was looked at is not as it should be."""
+        parts = [part for part in (self.network, self.task) if part is not None]
+        return (
+            bool(self.findings)
+            or any(site.verdict == "differs" for site in self.sites)
+            or any(node.findings for node in self.structure)
+            or any(part.verdict == "differs" for part in parts)
+        )
 
 
 @dataclass(frozen=True)
-class _Task:
-    """One call of `verify`."""
+class Settings:
+    """How to compare.
 
-    before: Side
-    after: Side
-    level: Level
-    options: InputOptions
-    seconds: float
-    memory: int | None
-    progress: Progress
+    Attributes:
+        level: ``site`` needs no weights; ``network`` runs both whole models too; ``all`` does so where that is
+            possible (weights are there, onnxruntime has every operator) and says where it is not.
+        inputs: what to feed whole models with; sizes are solved and values drawn where nothing is said.
+        seconds: limit of one run.
+        memory: address space limit in bytes of a whole model's run; None for none.
+        bars: what the user sets in place of the table in `deltafuse.verify_bars`.
+        progress: told about stages.
+        foreign: what lowers Custom nodes of other tools.
+    """
+
+    level: Level = "all"
+    inputs: InputOptions = field(default_factory=InputOptions)
+    seconds: float = DEFAULT_TIMEOUT
+    memory: int | None = None
+    bars: Overrides = field(default_factory=Overrides)
+    progress: Progress = field(default_factory=SilentProgress)
+    foreign: Foreign | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One graph's report, and what further levels need of it."""
+
+    report: VerifyReport
+    stage: Stage
 
 
 def verify(
@@ -81,6 +131,7 @@ def verify(
     inputs: InputOptions | None = None,
     seconds: float = DEFAULT_TIMEOUT,
     memory: int | None = None,
+    bars: Overrides | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Compares a fused file with the unfused one.
@@ -88,11 +139,11 @@ def verify(
     Args:
         unfused: the model as exported.
         fused: what was made of it; pinned axes may differ.
-        level: ``site`` needs no weights; ``network`` runs both whole models too; ``all`` does so where that is
-            possible (weights are there, onnxruntime has every operator) and says where it is not.
-        inputs: what to feed whole models with; sizes are solved and values drawn where nothing is said.
+        level: see `Settings`, as for what follows.
+        inputs: what to feed whole models with.
         seconds: limit of one run.
-        memory: address space limit in bytes of a whole model's run; None for none.
+        memory: address space limit of a whole model's run.
+        bars: what the user sets in place of the table.
         progress: told about stages.
 
     Returns:
@@ -102,10 +153,18 @@ def verify(
         UserError: a file or a constant beside it cannot be read, the second file has no fused site that the first
             lacks, the inputs do not fit, or a whole model cannot be run although nothing is missing.
     """
-    options = InputOptions() if inputs is None else inputs
-    _check(level, options, (unfused, fused))
-    shown = progress or SilentProgress()
-    shown.start("comparing")
+    if level == "task":
+        raise UserError("usage", "--level task needs the graphs by name: --prefill U F --decode U F")
+    settings = Settings(
+        level, inputs or InputOptions(), seconds, memory, bars or Overrides(), progress or SilentProgress()
+    )
+    return check(unfused, fused, settings).report
+
+
+def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
+    """Compares the files of one graph; see `verify`."""
+    _check_options(settings.level, settings.inputs, (unfused, fused))
+    settings.progress.start("comparing")
     (before, _), (after, _) = in_order(scan(unfused)), in_order(scan(fused))
     difference = compare(before, after)
     if difference == Difference((), ()):
@@ -113,29 +172,25 @@ def verify(
             "nothing-fused",
             f"{fused} has no fused site that {unfused} lacks; give the unfused model first, then the fused",
         )
-    task = _Task(Side.of(before), Side.of(after), level, options, seconds, memory, shown)
-    sites, pairs = _sites(task, difference)
+    sides = Side.of(before), Side.of(after)
+    close = bar_of(sides[1].shapes, settings.bars)
+    sites, pairs = _sites(*sides, difference, close, settings)
+    stage = Stage(*sides, pairs, sites, difference.regions, settings.foreign)
+    names = str(before.path), str(after.path)
     findings = tuple(finding(reason) for reason in difference.findings)
-    failed = bool(findings) or any(site.verdict == "differs" for site in sites)
-    network = None if level == "site" else _network(task, pairs, sites)
-    if isinstance(network, Reason) and not failed and not (level == "all" and network.code in OBSTACLES):
-        raise UserError(network.code, network.text)
-    return _report(task, sites, findings, network)
+    structure = check_structure(stage.after, difference.regions)
+    report = VerifyReport(*names, sites, findings, 0, notes=runtime_notes(after.graph), structure=structure)
+    network = _network(stage, close, settings) if settings.level in ("network", "all") else None
+    if isinstance(network, NetworkReport):
+        report = replace(report, network=network)
+    elif network is not None:
+        if not report.differs and not (settings.level == "all" and network.code in OBSTACLES):
+            raise UserError(network.code, network.text)
+        report = replace(report, skipped=finding(network))
+    return Checked(replace(report, exit=5 if report.differs else 0), stage)
 
 
-def _report(
-    task: _Task, sites: tuple[SiteVerdict, ...], findings: tuple[Finding, ...], network: NetworkReport | Reason | None
-) -> VerifyReport:
-    skipped = finding(network) if isinstance(network, Reason) else None
-    ran = network if isinstance(network, NetworkReport) else None
-    failed = bool(findings) or any(site.verdict == "differs" for site in sites)
-    failed = failed or (ran is not None and ran.verdict == "differs")
-    names = str(task.before.model.path), str(task.after.model.path)
-    notes = runtime_notes(task.after.graph)
-    return VerifyReport(*names, sites, findings, 5 if failed else 0, ran, skipped, notes)
-
-
-def _check(level: Level, options: InputOptions, files: Sequence[Path]) -> None:
+def _check_options(level: Level, options: InputOptions, files: Sequence[Path]) -> None:
     if level == "site" and (options.path or options.save or options.dims):
         raise UserError("usage", "inputs are for the network level: leave out --level site, or --inputs, --save-inputs "
                         "and --dim")  # fmt: skip
@@ -147,21 +202,23 @@ def _check(level: Level, options: InputOptions, files: Sequence[Path]) -> None:
         check_output(options.save, [*files, *([options.path] if options.path else [])])
 
 
-def _sites(task: _Task, difference: Difference) -> tuple[tuple[SiteVerdict, ...], tuple[Pair, ...]]:
+def _sites(
+    before: Side, after: Side, difference: Difference, close: Bar, settings: Settings
+) -> tuple[tuple[SiteVerdict, ...], tuple[Pair, ...]]:
     """Verdicts of all sites, and both sides of those that can be cut."""
     known: dict[bytes, SiteVerdict] = {}
     sites: list[SiteVerdict] = []
     pairs: list[Pair] = []
-    task.progress.start("running sites")
-    with Worker(task.seconds) as worker:
+    settings.progress.start("running sites")
+    with Worker(settings.seconds) as worker:
         for index, region in enumerate(difference.regions):
-            pair = cut_pair(task.before, task.after, region)
-            sites.append(_verdict(pair, site_name(task.after.graph, region), worker, known))
+            pair = cut_pair(before, after, region)
+            sites.append(_verdict(pair, site_name(after.graph, region), worker, known, partial(judge, close=close)))
             pairs += [pair] if isinstance(pair, Pair) else []
-            task.progress.advance(index + 1, len(difference.regions))
+            settings.progress.advance(index + 1, len(difference.regions))
         for region in difference.expressions:
-            pair = cut_expression(task.before, task.after, region)
-            sites.append(_verdict(pair, site_name(task.after.graph, region), worker, known, judge_expression))
+            pair = cut_expression(before, after, region)
+            sites.append(_verdict(pair, site_name(after.graph, region), worker, known, judge_expression))
     # A node that is equal once copies are seen through needs no run.
     sites += [SiteVerdict(f"copy {copy}", "equal", 0.0, None, 0, ()) for copy in difference.copies]
     return tuple(sites), tuple(pairs)
@@ -172,7 +229,7 @@ def _verdict(
     name: str,
     worker: Worker,
     known: dict[bytes, SiteVerdict],
-    judged: Callable[[Pair, Worker], SiteVerdict] = judge,
+    judged: Callable[[Pair, Worker], SiteVerdict],
 ) -> SiteVerdict:
     if isinstance(pair, Reason) and pair.code.startswith("external-data"):
         raise UserError(pair.code, pair.text)
@@ -184,32 +241,17 @@ def _verdict(
     return known[pair.key]
 
 
-def _network(task: _Task, pairs: Sequence[Pair], sites: Sequence[SiteVerdict]) -> NetworkReport | Reason:
-    models = task.before.model, task.after.model
-    reasons = [reason for reason in map(obstacle, models) if reason is not None]
-    if reasons and task.options.save is None:
+def _network(stage: Stage, close: Bar, settings: Settings) -> NetworkReport | Reason:
+    models = stage.before.model, stage.after.model
+    found = (obstacle(model, settings.foreign) for model in models)
+    reasons = [reason for reason in found if reason is not None]
+    options = settings.inputs
+    if reasons and options.save is None:
         return reasons[0]
-    inputs = _inputs(task, pairs, sites)
-    if task.options.save is not None:
-        write_arrays(task.options.save, inputs.arrays)
+    inputs = stage.inputs(options)
+    if options.save is not None:
+        write_arrays(options.save, inputs.arrays)
     if reasons:
         return reasons[0]
-    return run_networks(Networks(*models, inputs, task.options.seed, task.seconds, task.memory), task.progress)
-
-
-def _inputs(task: _Task, pairs: Sequence[Pair], sites: Sequence[SiteVerdict]) -> Inputs:
-    ran = {site.name: site.tokens for site in sites}
-    sizes = [
-        SiteSizes(pair.tokens, pair.valid, ran.get(pair.name, ()), tuple(axis_dims(pair, "tokens")), _dims(pair))
-        for pair in pairs
-    ]
-    parts = {item.name: item.part for pair in pairs for item in _operands(pair)}
-    return make_inputs(task.after.model, task.after.kinds, sizes, parts, task.options)
-
-
-def _dims(pair: Pair) -> tuple[Dim, ...]:
-    return tuple(dim for item in _operands(pair) for dim in item.shape)
-
-
-def _operands(pair: Pair) -> list[Input]:
-    return [item for item in pair.inputs if item.part.role not in ("shape", "other")]
+    networks = Networks(stage, inputs, close, options.seed, settings.seconds, settings.memory)
+    return run_networks(networks, settings.progress)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from deltafuse.bench import TOKENS, solve
-from deltafuse.draws import DRAWS, Draw
+from deltafuse.draws import DRAWS
 from deltafuse.fused import call as read_call
 from deltafuse.fused import kernel, lower_exact, runnable
 from deltafuse.lowering import Call
-from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.measure import sums_of
 from deltafuse.probe import Session, Worker, to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
-from deltafuse.verify_bars import BARS, EXACT
-from deltafuse.verify_cut import Pair, axis_dims, free_symbols
-from deltafuse.verify_feeds import FLOATS, Array, feeds
+from deltafuse.verify_bars import EXACT, Bar, bar
+from deltafuse.verify_cut import Pair
+from deltafuse.verify_draws import PairDraws, Run, drawn, drawn_as_typed, exactly
+from deltafuse.verify_feeds import Array
 
 Double = npt.NDArray[np.float64]
 
@@ -31,9 +30,8 @@ TEXTS.update(
     {
         "site-differs": "the fused site is not what it replaced: relative error {error:.1e} in double on '{draw}' at "
         "{tokens} tokens; fuse the model again",
-        "site-rounding": "at the target's precision the fused site is off by NRMSE {nrmse:.2g}, cosine "
-        "{cosine:.6f}; its values may be beyond float16's range",
-        "no-size-runs": "the unfused file's nodes run at none of the token counts that were tried: {error}",
+        "site-rounding": "at the target's precision the fused site is beyond the bar ({bar}): {failed}; its values may "
+        "be beyond float16's range",
     }
 )
 
@@ -66,6 +64,7 @@ class SiteVerdict:
         draws: how many draws were compared in double.
         tokens: token counts that were run.
         shared_with: an equal site whose verdict this is.
+        failed: which parts of the bar for rounding are not met.
     """
 
     name: str
@@ -76,6 +75,7 @@ class SiteVerdict:
     tokens: tuple[int, ...]
     shared_with: str | None = None
     reason: Finding | None = None
+    failed: tuple[str, ...] = ()
 
 
 def finding(reason: Reason) -> Finding:
@@ -83,31 +83,27 @@ def finding(reason: Reason) -> Finding:
     return Finding(reason.code, reason.text)
 
 
-def judge(pair: Pair, worker: Worker) -> SiteVerdict:
-    """Compares both sides of a site; what cannot be run differs."""
-    found = _Trial(pair, worker).run()
+def judge(pair: Pair, worker: Worker, close: Bar | None = None) -> SiteVerdict:
+    """Compares both sides of a site; what cannot be run differs.
+
+    Args:
+        pair: both sides.
+        worker: runs them.
+        close: the bar for rounding; None for that of a float16 boundary.
+    """
+    found = _Trial(pair, worker, (close or bar("fp16")).unbounded()).run()
     if isinstance(found, Reason):
         return SiteVerdict(pair.name, "differs", None, None, 0, (), reason=finding(found))
     return found
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Where a comparison took place."""
-
-    how: Draw
-    seed: int
-    numbers: Mapping[str, int]
-    tokens: int
-
-
 class _Trial:
     """Runs one pair; lives as long as one verdict."""
 
-    def __init__(self, pair: Pair, worker: Worker) -> None:
+    def __init__(self, pair: Pair, worker: Worker, close: Bar) -> None:
         self._pair = pair
         self._worker = worker
-        self._batch = 1
+        self._close = close
 
     def run(self) -> SiteVerdict | Reason:
         unfused = self._load(to_double(self._pair.unfused))
@@ -119,13 +115,14 @@ class _Trial:
             self._worker.unload(unfused)
 
     def _against(self, unfused: Session) -> SiteVerdict | Reason:
-        sizes = self._sizes(unfused)
+        draws = PairDraws(self._pair, lambda run: self._outputs(unfused, run))
+        sizes = draws.sizes()
         if isinstance(sizes, Reason):
             return sizes
-        fused = self._exact(unfused, sizes[0])
+        fused = self._exact(unfused, next(draws.runs(sizes[0])))
         if isinstance(fused, Reason):
             return fused
-        runs = [run for size in sizes for run in self._runs(size)]
+        runs = [run for size in sizes for run in draws.runs(size)]
         worst, count, reason = 0.0, 0, None
         for run in runs:
             error = self._error(unfused, fused, run)
@@ -144,8 +141,10 @@ class _Trial:
         rounding = None if reason is not None else self._rounding(unfused, runs[-len(DRAWS)])
         if isinstance(rounding, Reason):
             reason, rounding = rounding, None
-        if rounding is not None and not BARS["site"].met(rounding.cosine, rounding.nrmse, rounding.max_abs):
-            reason = Reason("site-rounding", {"nrmse": rounding.nrmse, "cosine": rounding.cosine})
+        measured = None if rounding is None else (rounding.cosine, rounding.nrmse, rounding.max_abs)
+        failed = () if measured is None else self._close.failed(*measured)
+        if measured is not None and failed:
+            reason = Reason("site-rounding", {"bar": self._close.title, "failed": self._close.told(*measured)})
         return SiteVerdict(
             self._pair.name,
             "equal" if reason is None else "differs",
@@ -154,47 +153,10 @@ class _Trial:
             count,
             tuple(dict.fromkeys(run.tokens for run in runs)),
             reason=None if reason is None else finding(reason),
+            failed=failed,
         )
 
-    def _runs(self, tokens: int) -> Iterator[_Run]:
-        numbers = self._numbers(tokens)
-        return (_Run(how, 100 * tokens + seed, numbers, tokens) for seed, how in enumerate(DRAWS))
-
-    def _sizes(self, unfused: Session) -> tuple[int, ...] | Reason:
-        """Token counts to compare at: inside the range the file states, else the first that runs."""
-        tokens, valid = self._pair.tokens, self._pair.valid
-        self._batch = self._batches(unfused)
-        if isinstance(tokens, int):
-            return (tokens,)
-        if valid is not None:
-            low, high = valid
-            return tuple(dict.fromkeys(min(max(size, low), high) for size in (5, 70)))
-        failed = Reason("no-size-runs", {"error": "none"})
-        for size in TOKENS:
-            ran = self._outputs(unfused, next(self._runs(size)))
-            if not isinstance(ran, Reason):
-                return (size,)
-            failed = Reason("no-size-runs", {"error": ran.text})
-        return failed
-
-    def _batches(self, unfused: Session) -> int:
-        """Two sequences where the operator takes them and the unfused nodes are right for more than one."""
-        low, high = self._pair.valid or (TOKENS[0], TOKENS[0])
-        kernels = [kernel(node) for node in self._pair.fused.graph.node]
-        if LINEAR_ATTENTION not in kernels:
-            return 1
-        self._batch = 2
-        ran = self._outputs(unfused, next(self._runs(min(max(TOKENS[0], low), high))))
-        return 1 if isinstance(ran, Reason) else 2
-
-    def _numbers(self, tokens: int) -> dict[str, int]:
-        # Free axes that are neither are taken to be one.
-        numbers = dict.fromkeys(free_symbols(self._pair), 1)
-        wanted = [(dim, self._batch) for dim in axis_dims(self._pair, "batch")]
-        wanted += [(dim, tokens) for dim in (self._pair.tokens, *axis_dims(self._pair, "tokens"))]
-        return numbers | (solve(wanted, ()) or solve([(self._pair.tokens, tokens)], ()) or {})
-
-    def _exact(self, unfused: Session, size: int) -> Session | Reason:
+    def _exact(self, unfused: Session, run: Run) -> Session | Reason:
         """The fused side in double, with the scale that its float32 attribute stands for.
 
         The result is linear in the scale: a ratio that rounds to the same attribute tells the digits it lacks.
@@ -202,7 +164,6 @@ class _Trial:
         session = self._fused(None)
         if isinstance(session, Reason):
             return session
-        run = next(self._runs(size))
         wanted, found = self._outputs(unfused, run), self._outputs(session, run)
         if isinstance(wanted, Reason) or isinstance(found, Reason):
             return session
@@ -228,15 +189,14 @@ class _Trial:
     def _load(self, model: onnx.ModelProto | Reason) -> Session | Reason:
         return model if isinstance(model, Reason) else self._worker.load(model.SerializeToString())
 
-    def _outputs(self, session: Session, run: _Run) -> list[Double] | Reason:
-        drawn = feeds(self._pair.inputs, run.numbers, self._pair.tokens, run.how, run.seed)
-        return self._call(session, drawn)
+    def _outputs(self, session: Session, run: Run) -> list[Double] | Reason:
+        return self._call(session, drawn(self._pair, run))
 
-    def _call(self, session: Session, drawn: Mapping[str, Array]) -> list[Double] | Reason:
-        ran = self._worker.run(session, dict(drawn), self._pair.outputs)
+    def _call(self, session: Session, fed: Mapping[str, Array]) -> list[Double] | Reason:
+        ran = self._worker.run(session, dict(fed), self._pair.outputs)
         return ran if isinstance(ran, Reason) else [np.asarray(array, np.float64) for array in ran]
 
-    def _error(self, unfused: Session, fused: Session, run: _Run) -> float | Reason | None:
+    def _error(self, unfused: Session, fused: Session, run: Run) -> float | Reason | None:
         """Relative error of one run; None where the unfused side overflows, for plain values too: it tells nothing."""
         wanted, found = self._outputs(unfused, run), self._outputs(fused, run)
         if isinstance(wanted, Reason):
@@ -248,21 +208,16 @@ class _Trial:
             return None if run.how.scale == 1.0 else self._error(unfused, fused, plain)
         return max(relative(a, b) for a, b in zip(found, wanted, strict=True))
 
-    def _rounding(self, unfused: Session, run: _Run) -> Rounding | Reason | None:
-        types = {item.name: item.dtype for item in self._pair.inputs}
-        if TensorProto.BFLOAT16 in types.values():
+    def _rounding(self, unfused: Session, run: Run) -> Rounding | Reason | None:
+        if any(item.dtype == TensorProto.BFLOAT16 for item in self._pair.inputs):
             return None
         session = self._load(runnable(self._pair.fused))
         if isinstance(session, Reason):
             return session
-        drawn = feeds(self._pair.inputs, run.numbers, self._pair.tokens, run.how, run.seed)
-        typed = {name: array.astype(helper.tensor_dtype_to_np_dtype(types[name])) for name, array in drawn.items()}
+        typed = drawn_as_typed(self._pair, run)
         found = self._call(session, typed)
         self._worker.unload(session)
-        exact: dict[str, Array] = {
-            name: array.astype(np.float64) if types[name] in FLOATS else array for name, array in typed.items()
-        }
-        wanted = self._call(unfused, exact)
+        wanted = self._call(unfused, exactly(self._pair, typed))
         if isinstance(found, Reason):
             return found
         return wanted if isinstance(wanted, Reason) else _measure(found, wanted)
@@ -276,14 +231,8 @@ def _ratio(wanted: list[Double], found: list[Double]) -> float:
 
 
 def _measure(found: list[Double], wanted: list[Double]) -> Rounding:
-    pairs = list(zip(found, wanted, strict=True))
-    if any(a.shape != b.shape or not np.isfinite(a).all() for a, b in pairs):
-        return Rounding(float("inf"), 0.0, float("inf"))
-    return Rounding(
-        max(float(np.abs(a - b).max()) for a, b in pairs),
-        min(_dot(a, b) / sqrt(_dot(a, a) * _dot(b, b)) for a, b in pairs),
-        max(sqrt(_dot(a - b, a - b) / _dot(b, b)) for a, b in pairs),
-    )
+    cosines, ratios, differences = zip(*map(sums_of, found, wanted), strict=True)
+    return Rounding(max(differences), min(cosines), max(ratios))
 
 
 def _dot(a: Double, b: Double) -> float:

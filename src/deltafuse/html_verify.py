@@ -1,0 +1,91 @@
+"""``--html FILE``: the report of ``fuse verify`` as one page that needs nothing else, in light and in dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from deltafuse.divergence import DivergenceReport
+from deltafuse.files import atomic
+from deltafuse.plots import Series, log_plot
+from deltafuse.rollout import RolloutReport
+from deltafuse.verify import VerifyReport
+
+__all__ = ["page", "write_page"]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """One graph's report and the plot of its sites."""
+
+    title: str
+    report: VerifyReport
+    plot: str | None
+
+
+def write_page(report: VerifyReport, path: Path) -> None:
+    """Writes the page.
+
+    Raises:
+        UserError: see `deltafuse.files.check_output`.
+    """
+    with atomic(path) as file:
+        file.write(page(report).encode())
+
+
+def page(report: VerifyReport) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader("deltafuse", "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["sci"] = _sci
+    rollout = None if report.task is None else report.task.rollout
+    return environment.get_template("verify.html.j2").render(
+        report=report,
+        graphs=list(_graphs(report)),
+        drift=None if rollout is None else _drift_plot(rollout),
+        passed=report.exit == 0,
+    )
+
+
+def _graphs(report: VerifyReport) -> Iterable[_Graph]:
+    named = [("prefill", report.prefill), ("decode", report.decode), ("", None if report.unfused is None else report)]
+    for title, graph in named:
+        if graph is not None:
+            divergence = None if graph.network is None else graph.network.divergence
+            yield _Graph(title, graph, None if divergence is None else _site_plot(divergence))
+
+
+def _site_plot(divergence: DivergenceReport) -> str:
+    """Error per site: fed the unfused model's own values, and in the fused run."""
+    sites = divergence.sites
+    isolated = [0.0 if site.isolated is None else site.isolated.nrmse for site in sites]
+    lines = [
+        Series("accumulated", [site.accumulated.nrmse for site in sites], "second", marked=True),
+        Series("isolated", isolated, "first", marked=True),
+    ]
+    labels = [site.name for site in sites]
+    return log_plot("NRMSE per site", lines, labels, divergence.nrmse)
+
+
+def _drift_plot(rollout: RolloutReport) -> str:
+    """Drift per step of each recurrent state, without rounding and with it."""
+    colours = {"exact": "first", "rounded": "second"}
+    lines = [
+        Series(f"{drift.name}, {run.precision}", drift.nrmse, colours[run.precision])
+        for run in rollout.runs
+        for drift in run.drift
+    ]
+    steps = max((len(line.values) for line in lines), default=0)
+    # Outputs have a value less than states, which have one before the first step.
+    lines = [Series(one.name, [0.0] * (steps - len(one.values)) + list(one.values), one.colour) for one in lines]
+    bar = max((run.nrmse for run in rollout.runs if run.precision == "rounded"), default=None)
+    return log_plot("NRMSE of the recurrent states per step", lines, [str(step) for step in range(steps)], bar)
+
+
+def _sci(value: float | None) -> str:
+    return "" if value is None else f"{value:.2e}"

@@ -1,0 +1,50 @@
+"""Values of options: what a text must be like. Light, as all that the parsers import."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def pin(text: str) -> tuple[str, int]:
+    """``SYMBOL=N`` with N of 1 or more."""
+    symbol, _, size = text.rpartition("=")
+    if not symbol or not size.isascii() or not size.isdigit() or int(size) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SYMBOL=N with N of 1 or more, e.g. seq_len=128")
+    return symbol, int(size)
+
+
+def count(text: str) -> int:
+    """A whole number of 1 or more."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def state_map(text: str) -> tuple[str, str]:
+    """``OUTPUT=INPUT``, names of states; several on one side are parted by commas."""
+    left, _, right = text.partition("=")
+    if not all(name for side in (left, right) for name in side.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not OUTPUT=INPUT, e.g. present_kv=past_kv")
+    return left, right
+
+
+def bound(text: str) -> float:
+    """A number of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return value
