@@ -97,9 +97,9 @@ def extract_expressions(folder: Path, model: Model, shapes: Shapes, plans: Seque
 
     ``NAME.after.onnx`` is not written where nothing stands in the site's place.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     files: list[str] = []
     for plan in plans:
+        folder.mkdir(parents=True, exist_ok=True)
         match = plan.match
         cut = cut_model(model, shapes, [role.value for role in match.operands()], [r.value for r in match.results()])
         if isinstance(cut, Reason):
