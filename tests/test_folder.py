@@ -135,6 +135,12 @@ def test_names_of_sites_need_not_be_in_every_model(fuse, exported, tmp_path):
     assert done.exit == 0
     assert len(kernels(tmp_path / "out/prefill/model.onnx")) == 1
     assert contents(tmp_path / "out")["other/model.onnx"] == contents(source)["other/model.onnx"]
+    (left,) = (model for model in done.document["models"] if model["path"] == "other/model.onnx")
+    assert (left["outcome"], left["sites"][0]["reason"]["code"]) == ("copied", "left-out")
+    given = ("--sites", "layers.1", "--sites", "site.*", "--skip-sites", "layers.0")
+    assert fuse(source, "-o", tmp_path / "both", *given).exit == 0
+    parts = ("prefill", "decode", "other")
+    assert [len(kernels(tmp_path / "both" / part / "model.onnx")) for part in parts] == [1, 1, 1]
     refused = fuse(source, "-o", tmp_path / "more", "--sites", "layers.9", "--json")
     assert (refused.exit, refused.document["error"]["code"]) == (1, "site-unknown")
 
@@ -278,6 +284,10 @@ def test_folders_without_models_and_with_links(fuse, exported, tmp_path):
     (source / "linked").symlink_to(source / "vision")
     done = fuse(source, "-o", tmp_path / "out", "--json")
     assert (done.exit, done.document["error"]["code"]) == (1, "folder-link")
+    (source / "linked").unlink()
+    (source / "lost").symlink_to(source / "nothing")
+    done = fuse(source, "-o", tmp_path / "out", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "not-a-file")
 
 
 def test_a_stage_is_gone_unless_it_is_published(tmp_path):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from deltafuse import outcome, pipeline
@@ -18,9 +19,12 @@ from deltafuse.folder_pairs import Interface, Pair, interface, pairs, with_pins
 from deltafuse.folder_tree import Stage, Tree, copy_rest, named, place, read_tree, staged
 from deltafuse.match import FuseReport
 from deltafuse.options import FuseOptions, Progress
+from deltafuse.planning import check_names
+from deltafuse.reasons import Reason
 from deltafuse.wire import scan
 
-_Run = Callable[[FuseOptions, Progress], FuseReport]
+#: Runs one model.
+Run = Callable[[FuseOptions, Progress], FuseReport]
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def inspect_folder(options: FuseOptions, progress: Progress) -> FolderReport:
 
 
 def _run_all(
-    options: FuseOptions, progress: Progress, tree: Tree, stage: Stage | None, run: _Run
+    options: FuseOptions, progress: Progress, tree: Tree, stage: Stage | None, run: Run
 ) -> dict[str, tuple[FuseReport, Interface]]:
     """Each model's report and interface, as it is afterwards."""
     before = {name: interface(named(name, lambda name=name: scan(tree.root / name))) for name in tree.models}
@@ -105,7 +109,6 @@ def _run_all(
             known = ", ".join(sorted(declared)) or "none"
             raise UserError("pin-unknown-symbol", f"--pin {symbol}: no model has such an axis; there are: {known}")
     found: dict[str, tuple[FuseReport, Interface]] = {}
-    unknown: list[UserError] = []
     for name in tree.models:
         own = replace(
             options,
@@ -115,18 +118,30 @@ def _run_all(
             pins=tuple(pin for pin in options.pins if pin[0] in before[name].symbols),
             extract=None if options.extract is None else options.extract / Path(name).with_suffix(""),
         )
-        try:
-            report = named(name, lambda own=own: run(own, progress))
-        except UserError as error:
-            if error.code != "site-unknown":
-                raise
-            # A name that one model has need not be in the others.
-            unknown.append(error)
-            report = FuseReport(str(own.model), None, own.target, 0, 0, (), (), (str(error),), {}, 3)
+        report = named(name, lambda own=own: _run(own, progress, run))
         found[name] = report, before[name] if report.exit else with_pins(before[name], report.pinned)
-    if unknown and not any(report.sites for report, _ in found.values()):
-        raise unknown[0]
+    check_names(options, {site.name for report, _ in found.values() for site in report.sites})
     return found
+
+
+def _run(options: FuseOptions, progress: Progress, run: Run) -> FuseReport:
+    """Runs one model; a site's name that another model has need not be in this one."""
+    try:
+        return run(options, progress)
+    except UserError as error:
+        if error.code != "site-unknown":
+            raise
+    seen = pipeline.inspect(replace(options, output=None, sites=(), skip_sites=(), extract=None), progress)
+    names = [site.name for site in seen.sites]
+    sites, skipped = (
+        tuple(glob for glob in globs if any(fnmatchcase(name, glob) for name in names))
+        for globs in (options.sites, options.skip_sites)
+    )
+    if not options.sites or sites:
+        return run(replace(options, sites=sites, skip_sites=skipped), progress)
+    reason = Reason("left-out", {"option": "--sites"})
+    left = tuple(replace(one, op=None, reason=reason) if one.status == "match" else one for one in seen.sites)
+    return replace(seen, sites=left, pinned=(), nodes_after=seen.nodes_before, exit=3)
 
 
 def _report(options: FuseOptions, tree: Tree, found: dict[str, tuple[FuseReport, Interface]]) -> FolderReport:

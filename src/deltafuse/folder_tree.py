@@ -52,7 +52,8 @@ def read_tree(root: Path) -> Tree:
     """Lists the files below a folder.
 
     Raises:
-        UserError: ``no-models``: there is no ONNX file; ``folder-link``: a folder below is a link.
+        UserError: ``no-models``: there is no ONNX file; ``folder-link``: a folder below is a link; ``not-a-file``: a
+            pipe, say, or a link that leads nowhere.
     """
     models: list[str] = []
     others: list[str] = []
@@ -61,6 +62,8 @@ def read_tree(root: Path) -> Tree:
             if (Path(folder) / name).is_symlink():
                 raise UserError("folder-link", f"{Path(folder) / name} is a link to a folder: put a copy in its place")
         for name in files:
+            if not (Path(folder) / name).is_file():
+                raise UserError("not-a-file", f"{Path(folder) / name} is no file that can be copied: take it away")
             path = (Path(folder) / name).relative_to(root).as_posix()
             (models if path.endswith(_SUFFIX) else others).append(path)
     if not models:
