@@ -110,6 +110,7 @@ def compare_steps(unfused: Steps, fused: Steps, precision: Precision, bar: Bar) 
     equal, first = 0, None
     curve: tuple[float, ...] = ()
     if unfused.logits is not None and fused.logits is not None:
+        reasons += _not_finite(unfused.logits, fused.logits)
         equal, first = _tokens(unfused, fused)
         reasons += _token_reasons(unfused, first, precision, bar)
         curve = tuple(nrmse_of(a, b) for a, b in zip(fused.logits, unfused.logits, strict=True))
@@ -150,11 +151,16 @@ def _token_reasons(
     return (Reason("rollout-token", at | {"margin": first.unfused_margin, "fused_margin": first.fused_margin}),)
 
 
+def _not_finite(unfused: Array, fused: Array) -> Sequence[Reason]:
+    for model, rows in (("unfused", unfused), ("fused", fused)):
+        bad = [step for step, row in enumerate(rows) if not np.isfinite(row.astype(np.float64)).all()]
+        if bad:
+            return (Reason("rollout-not-finite", {"name": "logits", "model": model, "step": bad[0]}),)
+    return ()
+
+
 def _logits_reasons(unfused: Array, fused: Array, bar: Bar) -> Sequence[Reason]:
     for step, (a, b) in enumerate(zip(unfused, fused, strict=True)):
-        for model, row in (("unfused", a), ("fused", b)):
-            if not np.isfinite(row.astype(np.float64)).all():
-                return (Reason("rollout-not-finite", {"name": "logits", "model": model, "step": step}),)
         measured = sums_of(b, a)
         if not bar.met(*measured):
             return (Reason("rollout-logits", {"bar": bar.title, "step": step, "failed": bar.told(*measured)}),)

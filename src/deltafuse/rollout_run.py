@@ -93,6 +93,10 @@ class Runner:
         self.links: tuple[Link, ...] = ()
         self.prefill_ports = None if prefill is None else ports_of(prefill)
         self.ports = None if decode is None else ports_of(decode)
+        if prefill is not None:
+            _check_speaks(prefill, ports_of(prefill))
+        if prefill is not None and decode is not None:
+            _check_speaks(decode, ports_of(decode))
         check_maps(maps, _known(prefill, decode))
         if decode is not None and self.ports is not None:
             known = first_links(prefill, decode, self.ports, maps) if prefill is not None else None
@@ -230,6 +234,17 @@ class _First:
     fitted: tuple[str, ...]
 
 
+def _check_speaks(stage: Stage, ports: Ports) -> None:
+    """A pair goes on token by token: each graph takes ids and tells the next one."""
+    path = stage.before.model.path
+    if not ports.ids:
+        text = "give a decode graph alone, with --decode U F, to chain its steps on drawn inputs"
+        raise UserError("no-ids", f"{path} has no input for token ids: {text}")
+    if not ports.logits:
+        raise UserError("no-logits", f"{path} has no output that tells the next token, [.., {ports.rows}] or named "
+                        "logits: export the graph with its logits")  # fmt: skip
+
+
 def _known(prefill: Stage | None, decode: Stage | None) -> dict[str, list[str]]:
     """Names that ``--map`` may have."""
     graphs = [stage.after.graph for stage in (prefill, decode) if stage is not None]
@@ -250,8 +265,6 @@ def _name(stage: Stage, which: Which) -> str:
 
 def _as_ids(stage: Stage, ports: Ports, prompt: Array) -> Array:
     """A prompt as the ids input takes it, [batch, tokens] as a rule."""
-    if not ports.ids:
-        raise UserError("no-ids", f"{stage.before.model.path} has no input for token ids: a prompt cannot be given")
     bad = [token for token in map(int, np.ravel(prompt)) if not 0 <= token < ports.rows]
     if bad:
         raise UserError("prompt-ids", f"the token {bad[0]} is none of the model's {ports.rows}: give other ids")

@@ -194,6 +194,8 @@ def _check_options(level: Level, options: InputOptions, files: Sequence[Path]) -
     if level == "site" and (options.path or options.save or options.dims):
         raise UserError("usage", "inputs are for the network level: leave out --level site, or --inputs, --save-inputs "
                         "and --dim")  # fmt: skip
+    if level == "task" and options.save:
+        raise UserError("usage", "--save-inputs is for the network level: leave out --level task")
     if options.seed < 0:
         raise UserError("usage", f"--seed {options.seed}: give a whole number of 0 or more")
     if options.path is not None and not options.path.is_file():
