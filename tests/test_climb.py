@@ -42,6 +42,8 @@ def climber(body: str, folder: Path):
         ("a = Softplus(g)\n  y = Neg(a)", {"y"}),
         ("a = Softplus(g)\n  n = Neg(a)\n  y = Mul(n, half)", {"y"}),
         ("a = Softplus(g)\n  b = Unsqueeze(a, last)\n  y = Mul(b, half)", {"a"}),
+        # An activation with a threshold ends in a choice by data.
+        ("a = Softplus(g)\n  b = Where(choice, g, a)\n  y = Neg(b)", {"y"}),
         ("a = Where(choice, g, other)\n  y = Cast<to = 1>(a)", {"a"}),
         ("a = Gather<axis = 1>(g, ids)\n  y = Unsqueeze(a, last)", {"a"}),
         ("a = Gather<axis = 1>(g, one)\n  y = Unsqueeze(a, last)", {"g"}),

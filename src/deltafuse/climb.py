@@ -120,11 +120,14 @@ class DecayClimber:
         return not _selects_by_data(op, self._graph.node_inputs[node], self._kinds)
 
     def _makes_decay(self, node: int) -> bool:
-        """Whether a sign or a factor is part of how a decay is made of an activation: a * softplus(x)."""
+        """Whether a sign or a factor is part of how a decay is made of an activation: a * softplus(x).
+
+        The activation may be written out: then it ends in an operator that no decay passes, such as a choice by data.
+        """
         graph = self._graph
         while node >= 0 and not self._fenced(node):
             if graph.op[node] not in _SCALING or not all(self._is_number(value) for value in graph.node_inputs[node]):
-                return False
+                return _selects_by_data(graph.op[node], graph.node_inputs[node], self._kinds)
             node = graph.producer[self._data(node)[0]]
         return node >= 0
 
