@@ -195,7 +195,9 @@ def _removals(model: Model, changes: Changes) -> Iterator[Edit]:
     cuts = {_position(model, insertion.before) for insertion in changes.inserted}
     cuts |= {model.graph.spans.starts[before] for _, _, before in changes.moved if before < len(starts)}
     for site, nodes in changes.removed:
-        gone = np.unique(np.array(nodes, np.int64))
+        taken = np.zeros(len(starts), np.bool_)
+        taken[list(nodes)] = True
+        gone = np.flatnonzero(taken)
         begins, stops = starts[gone], ends[gone]
         parted = (stops[:-1] != begins[1:]) | np.isin(begins[1:], np.array([*cuts], np.int64))
         first = np.flatnonzero(np.concatenate([[len(gone) > 0], parted]))

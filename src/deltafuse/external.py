@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from deltafuse.errors import UserError
 from deltafuse.files import atomic, unwritable
 from deltafuse.protobuf import LENGTH, Bytes, fields
@@ -138,15 +140,12 @@ def _suspects(model: Model) -> Iterator[tuple[int, int, str]]:
 
 
 def _node_runs(model: Model) -> Iterator[tuple[int, int]]:
-    first = last = -1
-    for start, end in model.graph.spans:
-        if start != last:
-            if first >= 0:
-                yield first, last
-            first = start
-        last = end
-    if first >= 0:
-        yield first, last
+    spans = model.graph.spans
+    starts, ends = np.array(spans.starts), np.array(spans.ends)
+    parted = starts[1:] != ends[:-1]
+    some = np.ones(min(len(starts), 1), np.bool_)
+    firsts, lasts = starts[np.concatenate([some, parted])], ends[np.concatenate([parted, some])]
+    yield from zip(firsts.tolist(), lasts.tolist(), strict=True)
 
 
 def _find(model: Model, text: bytes, start: int, end: int) -> int:

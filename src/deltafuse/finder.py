@@ -139,7 +139,9 @@ class Finder:
         """Colour of each node: the site whose anchors it depends on, `_FREE`, or `_JOINED` where sites meet."""
         graph, kinds, fence = self._graph, self._kinds, self._pattern.fence
         value_colours = [_FREE] * len(graph.value_names)
-        colours = [_FREE] * len(graph.op)
+        colours, starts = [_FREE] * len(graph.op), [_FREE] * len(graph.op)
+        for node, site in anchors.items():
+            starts[node] = site
         weight, data, captures = int(Kind.WEIGHT), int(Kind.DATA), graph.captures
         for node in range(min(anchors), len(graph.op)):
             colour = _FREE
@@ -149,7 +151,7 @@ class Finder:
                 if seen != _FREE:
                     colour = seen if colour in (_FREE, seen) else _JOINED
             if colour == _FREE:
-                colour = anchors.get(node, _FREE)
+                colour = starts[node]
             if colour < 0 or graph.op[node] in fence:
                 continue
             outputs = graph.node_outputs[node]

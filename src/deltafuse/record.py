@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import numpy as np
 import onnx
 
 from deltafuse.edits import Edit, Writer, append_metadata, apply
@@ -227,14 +227,15 @@ def _record(model: Model, edits: Sequence[Edit], original: str, fused: str, size
 def _entries(model: Model, edits: Sequence[Edit]) -> Iterator[Entry]:
     starts = model.graph.spans.starts
     stays = bytearray(b"\1") * len(starts)
-    for edit in edits:
+    firsts: list[int] = np.searchsorted(np.array(starts), [edit.start for edit in edits]).tolist()
+    stops: list[int] = np.searchsorted(np.array(starts), [edit.end for edit in edits]).tolist()
+    for edit, first, stop in zip(edits, firsts, stops, strict=True):
         if edit.kind in ("nodes", "moved") and edit.end > edit.start:
-            first, stop = bisect_left(starts, edit.start), bisect_left(starts, edit.end)
             stays[first:stop] = bytes(stop - first)
-    for edit in edits:
+    for edit, stop in zip(edits, stops, strict=True):
         before = after = ""
         if edit.kind == "nodes" and edit.end > edit.start:
-            following = stays.find(1, bisect_left(starts, edit.end))
+            following = stays.find(1, stop)
             before = _first_output(model, following)
             after = _first_output(model, stays.rfind(1)) if following < 0 else ""
         removed = bytes(model.data[edit.start : edit.end])

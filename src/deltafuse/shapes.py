@@ -179,11 +179,11 @@ class Shapes:
             top = stack[-1]
             if top[0] in memo[top[1]]:
                 stack.pop()
-            elif top in opened:  # all it needs is settled, or the graph has a cycle
-                self._settle(*top)
+            elif top in opened or not (needs := self._needs(*top)):
+                self._settle(*top)  # all it needs is settled, or the graph has a cycle
             else:
                 opened.add(top)
-                stack += self._needs(*top)
+                stack += needs
 
     def _rule(self, node: int, kind: int) -> Rule[Any] | None:
         op, domain = self.graph.op[node], self.graph.domain[node]
