@@ -1,4 +1,4 @@
-"""A prefill graph of a real size: real layers, exported once each, repeated; weights in a file of holes."""
+"""Graphs of a real size: real layers, for prefill exported once each and repeated; weights in a file of holes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,21 @@ from onnx import TensorProto, helper
 from torch import nn
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen35
 
-from qwen_models import PREFILL_AXES, PREFILL_INPUTS, Sizes, TensorCache, build, causal_mask, exporting, torchscript
+from qwen_models import (
+    DECODE_AXES,
+    DECODE_INPUTS,
+    OUTPUTS,
+    PREFILL_AXES,
+    PREFILL_INPUTS,
+    Decode,
+    Sizes,
+    TensorCache,
+    build,
+    causal_mask,
+    decode_inputs,
+    exporting,
+    torchscript,
+)
 
 #: Qwen3.5-4B, but for the vocabulary: its two matrices would add nothing to the graph.
 DIMS = {
@@ -219,9 +233,34 @@ def declare(graph: onnx.GraphProto, counts: dict[str, int]) -> None:
         place.append(helper.make_tensor_value_info(name, dtype, shape))
 
 
-def write_big_model(path: Path, linear: int) -> None:
+def write_big_prefill(path: Path, linear: int) -> None:
     """Writes the model and, beside it, its weights: a file of that size without contents."""
-    built = assemble(pieces(), linear)
+    write(assemble(pieces(), linear), path)
+
+
+def write_big_decode(path: Path, linear: int) -> None:
+    """Writes the graph of one token in the same way, exported as a whole.
+
+    The dims of the rule are real; the widths around it, which add nothing to the graph, are small.
+    """
+    layers = tuple(f"{kind}_attention" for kind in layer_kinds(linear))
+    sizes = Sizes(**DIMS | {"hidden": 64, "vocab": 64, "intermediate": 64}, layers=layers)
+    model = build(sizes).half()
+    with TemporaryDirectory() as folder, exporting(qwen35), contextlib.redirect_stdout(io.StringIO()):
+        whole = Path(folder) / "decode.onnx"
+        arguments = decode_inputs(sizes, 1, 8, torch.float16)
+        names = {"inputs": DECODE_INPUTS, "outputs": OUTPUTS}
+        torchscript(Decode(model), arguments, whole, **names, opset=OPSET, axes=DECODE_AXES)
+        exported = onnx.load(whole)
+    built = Assembly()
+    built.graph.CopyFrom(exported.graph)
+    del built.graph.initializer[:]
+    built.graph.initializer.extend(built.placed(tensor, tensor.name) for tensor in exported.graph.initializer)
+    write(built, path)
+
+
+def write(built: Assembly, path: Path) -> None:
+    """Writes a graph, and a file of holes for its weights."""
     opsets = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(built.graph, opset_imports=opsets, ir_version=8, producer_name="pytorch")
     with (path.parent / WEIGHTS).open("wb") as weights:
