@@ -197,6 +197,8 @@ class Shapes:
             return []
         inputs, found = self.graph.node_inputs[node], list[tuple[int, int]]()
         for wanted, positions in enumerate((rule.shapes, rule.contents, rule.dtypes)):
+            if positions == ():
+                continue
             memo = self._memo[wanted]
             read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
             found += [(need, wanted) for need in read if need not in memo]
