@@ -82,6 +82,10 @@ def test_nodes_and_attributes_are_decoded_on_demand(tmp_path: Path, form: Form |
             attribute.DiscardUnknownFields()
         assert attributes == {attribute.name: attribute for attribute in node.attribute}
         assert len(graph.attribute_spans[index]) == len(node.attribute)
+    begins, ends = graph.attribute_spans.wholes()
+    whole = [graph.attribute_spans.whole(index) for index in range(len(model.graph.node))]
+    assert list(zip(begins.tolist(), ends.tolist(), strict=True)) == whole
+    assert (0, 0) in whole
 
 
 def test_fields_of_the_model(tmp_path: Path, form: Form | None) -> None:

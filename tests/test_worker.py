@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 
@@ -182,3 +183,42 @@ def test_messages_are_read_as_they_were_written() -> None:
     assert [read_message(stream) for _ in range(2)] == [None, "text"]
     with pytest.raises(EOFError):
         read_message(stream)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros((0, 3)), np.array(2.0), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(12.0)[::3],
+     np.array(["a", "b"], object), np.arange(1 << 19)],
+    ids=["empty", "scalar", "fortran", "strided", "objects", "larger-than-a-pipe"],
+)  # fmt: skip
+def test_arrays_of_any_layout_are_read_as_they_were_written(array: npt.NDArray[np.generic]) -> None:
+    stream = io.BytesIO()
+    write_message(stream, {"x": array})
+    stream.seek(0)
+    found = read_message(stream)["x"]
+    assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
+    assert found.flags.writeable
+
+
+def test_what_is_asked_for_meanwhile_is_done_before_the_answer_comes(worker: Worker) -> None:
+    session = load(worker, SUM)
+    done: list[str] = []
+    result = worker.run(session, {"a": np.ones(1), "b": np.ones(1)}, None, lambda: done.append("meanwhile"))
+    assert not isinstance(result, Reason)
+    assert done == ["meanwhile"]
+
+
+def test_chores_are_done_while_the_child_computes_and_no_longer(worker: Worker) -> None:
+    session, done = load(worker, SUM), list[int]()
+
+    def chore() -> None:
+        done.append(len(done))
+        worker.chores.append(chore)
+
+    worker.chores.append(chore)
+    try:
+        result = worker.run(session, {"a": np.ones(1), "b": np.ones(1)})
+    finally:
+        worker.chores.clear()
+    assert not isinstance(result, Reason)
+    assert done
