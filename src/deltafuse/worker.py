@@ -72,15 +72,15 @@ def write_message(stream: IO[bytes], message: object) -> None:
     stream.flush()
 
 
-def _read(stream: Source, size: int) -> bytearray:
-    found, done = bytearray(size), 0
-    view = memoryview(found)
+def _read(stream: Source, size: int) -> memoryview:
+    # not a bytearray: that would be filled with zeros first
+    view, done = np.empty(size, np.uint8).data, 0
     while done < size:
         count = stream.readinto(view[done:])
         if not count:
             raise EOFError
         done += count
-    return found
+    return view
 
 
 @dataclass(frozen=True)
