@@ -370,6 +370,15 @@ def test_targets_and_patterns_are_listed(fuse: Fuse) -> None:
     assert all(row["summary"].endswith(".") for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"), [("inpsect", "did you mean `fuse inspect`?"), ("verfy", "`fuse verify`"), ("xyz", "commands are")]
+)
+def test_a_misspelt_command_is_named(fuse: Fuse, word: str, hint: str) -> None:
+    for arguments in ((word,), (word, "a.onnx", "b.onnx")):
+        done = fuse(*arguments)
+        assert (done.exit, f"{word} is no command and no file" in done.err, hint in done.err) == (1, True, True)
+
+
 def test_the_version_is_told(fuse: Fuse) -> None:
     assert fuse("--version").out.startswith("deltafuse ")
     assert fuse("--version", "--json").document["exit"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 import traceback
@@ -31,10 +32,21 @@ def parse(arguments: Sequence[str]) -> tuple[str, argparse.Namespace]:
         return arguments[0], PARSERS[arguments[0]]().parse_args(arguments[1:])
     if "--version" in arguments:
         return "version", argparse.Namespace(json="--json" in arguments)
+    _check_command(arguments)
     given = plain_parser().parse_args(arguments)
     if given.output is None and not given.dry_run:
         raise UserError("usage", "say where to write with -o OUT, or use --dry-run; see `fuse --help`")
     return "fuse", given
+
+
+def _check_command(arguments: Sequence[str]) -> None:
+    """Names a command that is misspelt: a plain word that is no file."""
+    word = arguments[0] if arguments else ""
+    if not word.replace("_", "").isalpha() or os.path.exists(word):
+        return
+    near = difflib.get_close_matches(word, PARSERS, 1)
+    hint = f"did you mean `fuse {near[0]}`?" if near else f"the commands are {', '.join(PARSERS)}"
+    raise UserError("usage", f"{word} is no command and no file; {hint}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

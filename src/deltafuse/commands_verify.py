@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from deltafuse.errors import UserError
@@ -55,7 +56,7 @@ def run(
     from deltafuse.html_verify import write_page
 
     write_page(report, html)
-    return report
+    return replace(report, notes=(*report.notes, f"the page is {html}"))
 
 
 def _run(

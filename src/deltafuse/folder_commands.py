@@ -70,6 +70,8 @@ def rollback(given: argparse.Namespace) -> int:
 def compare(given: argparse.Namespace) -> int:
     """``fuse verify DIR FUSED_DIR``."""
     for path in (given.unfused, given.fused):
+        if not path.exists():
+            raise UserError("usage", f"{path} does not exist; fuse writes it: `fuse {given.unfused} -o {given.fused}`")
         if not path.is_dir():
             raise UserError("usage", f"{path} is no folder and the other is one: give two models, or two folders")
     for name, option in _OF_FILES.items():

@@ -140,7 +140,7 @@ def verify_parser() -> Parser:
     parser = _parser("fuse verify", usage, text, EXITS)
     add = parser.add_argument
     add("unfused", metavar="UNFUSED", type=Path, nargs="?", help="the model as exported, or a folder of them")
-    add("fused", metavar="FUSED", type=Path, nargs="?", help="what fuse made of it, a folder of a folder")
+    add("fused", metavar="FUSED", type=Path, nargs="?", help="what fuse made of it; of a folder, the folder it wrote")
     levels = "site: sites alone; network: whole models too; task: sites, then --rollout and --nll; all: whatever can "
     add("--level", choices=get_args(Level), default="all", help=f"{levels}be run (default)")
     add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one run (%(default)g)")

@@ -73,8 +73,9 @@ class Bar:
     def told(self, cosine: float, nrmse: float, max_abs: float) -> str:
         """The measures that failed, each with the bar it failed, e.g. ``NRMSE 0.03 (at most 0.02)``."""
         found = {"cosine": cosine, "nrmse": nrmse, "max_abs": max_abs}
+        bound = {"cosine": "at least", "nrmse": "at most", "max_abs": "at most"}
         parts = [
-            f"{_NAMES[name]} {found[name]:.6g} (at {'least' if name == 'cosine' else 'most'} {getattr(self, name):g})"
+            f"{_NAMES[name]} {found[name]:.10g} ({bound[name]} {getattr(self, name):.10g})"
             for name in self.failed(cosine, nrmse, max_abs)
         ]
         return ", ".join(parts)
