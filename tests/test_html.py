@@ -84,7 +84,8 @@ def test_a_pair_has_errors_per_site_and_drift_per_step(fuse, fused, tmp_path):
 
 
 def test_the_page_needs_nothing_else_and_follows_the_scheme(fuse, fused, tmp_path):
-    fuse("verify", *fused(DECODE), "--html", tmp_path / "page.html")
+    done = fuse("verify", *fused(DECODE), "--html", tmp_path / "page.html")
+    assert f"the page is {tmp_path / 'page.html'}" in done.out.replace("\n", "")
     text, _ = read(tmp_path / "page.html")
     assert re.findall(r"(?:https?:)?//|@import|url\(|<script|<link|<img|src=", text) == []
     assert "prefers-color-scheme: dark" in text
