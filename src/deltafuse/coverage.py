@@ -14,6 +14,7 @@ from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.draws import DRAWS, Array, Operands
 from deltafuse.graph import Graph
 from deltafuse.match import Validity
+from deltafuse.quasi_linear import rounds
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment
 from deltafuse.shapes import Shapes
@@ -38,8 +39,6 @@ TEXTS.update(
 #: How many tokens beyond a limit are tried: enough to show each step of the rule.
 _TELLING = 3
 _BAR = 1e-10
-#: Token counts at which a trip count is computed: all up to some chunks, then powers of two and their neighbours.
-_COUNTS = (*range(1, 1025), *(2**power + step for power in range(11, 31) for step in (-1, 0, 1)))
 
 
 def short_loop(model: Model, kinds: bytearray, shapes: Shapes, loops: Sequence[int]) -> Reason | None:
@@ -67,15 +66,17 @@ def _follows(count: Dim | None) -> bool:
     """Whether a trip count is the number of tokens, padded ones too, or of chunks; a fixed one shows in the range."""
     if count is None or isinstance(count, int):
         return count is not None
-    free = symbols(count)
-    if len(free) != 1:
+    free, length = symbols(count), rounds(count)
+    if len(free) != 1 or not length:
         return False
-    at = {tokens: evaluate(count, dict.fromkeys(free, tokens)) for tokens in _COUNTS}
+    at = {tokens: evaluate(count, dict.fromkeys(free, tokens)) for tokens in range(1, 2 * length + 1)}
     chunk = max((tokens for tokens, trips in at.items() if trips == 1), default=0)
     padded = at[1]
-    return (chunk > 0 and all(trips == -(-tokens // chunk) for tokens, trips in at.items())) or (
-        padded > 0 and all(trips == -(-tokens // padded) * padded for tokens, trips in at.items())
-    )
+    # Two rounds of both tell: from there on both grow by the same number.
+    if chunk and length % chunk == 0 and all(trips == -(-tokens // chunk) for tokens, trips in at.items()):
+        return True
+    whole = padded > 0 and length % padded == 0
+    return whole and all(trips == -(-tokens // padded) * padded for tokens, trips in at.items())
 
 
 def other_beyond(trial: Trial, binding: Binding, validity: Validity, *, looping: bool) -> Reason | None:

@@ -66,6 +66,14 @@ _RANDOM = frozenset(
 _REAL = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 #: Operators that take a part of their first operand.
 _PARTS = frozenset({"Gather", "GatherND", "GatherElements", "Slice"})
+#: Operators whose further operands say where to read or write.
+_PLACED = _PARTS | {"ScatterND", "ScatterElements", "SequenceAt", "Trilu"}
+#: Operators whose last operand is a shape, and how many stand before it.
+_SHAPED = {"Reshape": 1, "Expand": 1, "Tile": 1, "ConstantOfShape": 0}
+#: Element types that hold every size and position as it is.
+_WIDE = frozenset({
+    TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64, TensorProto.FLOAT, TensorProto.DOUBLE,
+})  # fmt: skip
 #: Operators that leave an exponential one.
 _MOVES = frozenset({
     "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast", "Slice", "Gather", "Mul", "Split",
@@ -83,13 +91,16 @@ class _Reach:
         powers: values that are exponentials of the log decay, moved and multiplied at most.
         curved: values that depend on an exponential in any way: there is none of an exponential in a rule.
         measures: values that depend on sizes or positions, and not on data.
-        gates: values that a choice by size or position made: equal for the sizes that are tried, maybe not for others.
+        places: those of them that hold a position in each element: masks are made by comparing them.
+        gates: values that a choice by size or position made, or a step such as a quotient rounded down: equal for the
+            sizes that are tried, maybe not for others.
     """
 
     data: dict[int, int]
     powers: set[int] = field(default_factory=set[int])
     curved: set[int] = field(default_factory=set[int])
     measures: set[int] = field(default_factory=set[int])
+    places: set[int] = field(default_factory=set[int])
     gates: set[int] = field(default_factory=set[int])
 
     def of(self, values: Sequence[int]) -> int:
@@ -158,7 +169,7 @@ def _refusal(scope: Scope, node: int, reach: _Reach) -> Reason | None:
     varying = [position for position, value in enumerate(inputs) if value in reach.data]
     if not _analytic(scope, node, varying, reach):
         return _reason(graph, node)
-    weighed = _ANALYTIC_IN[op] if op in _ANALYTIC_IN and op != "Where" else range(len(inputs))
+    weighed = _ANALYTIC_IN[op] if op in _ANALYTIC_IN and op not in _PLACED | {"Where"} else range(len(inputs))
     if any(inputs[position] in reach.gates for position in weighed if position < len(inputs)):
         return _reason(graph, node, "position-gate")
     return None
@@ -172,13 +183,29 @@ def _measure(scope: Scope, node: int, reach: _Reach) -> None:
         if not scope.is_settled(outputs[0]):
             reach.measures.update(outputs)
         return
-    if not reach.gates.isdisjoint(read):
+    # What only says how often or in which shape an operand is laid out changes none of its numbers.
+    held = read[: _SHAPED[op]] if op in _SHAPED else read
+    if not reach.gates.isdisjoint(held):
         reach.gates.update(outputs)
     if reach.measures.isdisjoint(read) or all(scope.is_settled(value) for value in outputs):
         return
-    chooses = op in _PIECEWISE and not all(value in reach.measures for value in read if value)
+    chooses = (op in _PIECEWISE and not all(value in reach.places for value in read if value)) or _steps(scope, node)
     looks_up = op in _PARTS and scope.varies(read[0])
     (reach.gates if chooses or looks_up else reach.measures).update(outputs)
+    if op == "Range" or not reach.places.isdisjoint(read):
+        reach.places.update(outputs)
+
+
+def _steps(scope: Scope, node: int) -> bool:
+    """Whether a node rounds a size or position: a quotient of whole numbers, a type that does not hold it."""
+    graph, op = scope.graph, scope.graph.op[node]
+    given = scope.dtype(graph.node_inputs[node][0]) if graph.node_inputs[node] else None
+    if op == "Div":
+        return given not in _REAL
+    if op not in ("Cast", "CastLike"):
+        return False
+    wanted = graph.attributes(node)["to"].i if op == "Cast" else scope.dtype(graph.node_inputs[node][1])
+    return wanted not in _WIDE or (wanted not in _REAL and given in _REAL)
 
 
 def _is_power(graph: Graph, node: int, reach: _Reach) -> bool:
@@ -211,6 +238,7 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
             {value for value, around in outer.items() if around in reach.powers},
             {value for value, around in outer.items() if around in reach.curved},
             {value for value, around in outer.items() if around in reach.measures} | set(body.counters),
+            {value for value, around in outer.items() if around in reach.places},
             {value for value, around in outer.items() if around in reach.gates},
         )
         within = Scope(body.model, body.graph, body.kinds, None, scope, body)

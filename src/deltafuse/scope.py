@@ -91,6 +91,11 @@ class Scope:
             return self.around.dtype(outer)
         if node < 0 or self.graph.op[node] in _RETYPING:
             return None
+        if self.graph.op[node] == "Constant":
+            head = self.graph.constant_head(node)
+            return None if head is None else head.dtype
+        if not self.graph.node_inputs[node]:
+            return None
         if self.graph.op[node] == "Cast":
             return self.graph.attributes(node)["to"].i
         source = self.graph.node_inputs[node][1 if self.graph.op[node] == "CastLike" else 0]

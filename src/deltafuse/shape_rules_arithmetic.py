@@ -16,6 +16,7 @@ from deltafuse.shape_op import MAX_ELEMENTS, Contents, ContentsRule, Op
 
 _TYPE = onnx.TensorProto
 _FLOATS = frozenset({_TYPE.FLOAT, _TYPE.FLOAT16, _TYPE.DOUBLE, _TYPE.BFLOAT16})
+_NARROW = frozenset({_TYPE.INT8, _TYPE.INT16, _TYPE.UINT8, _TYPE.UINT16, _TYPE.FLOAT16, _TYPE.BFLOAT16})
 _WIDTH: dict[int, int] = {
     _TYPE.INT8: 7,
     _TYPE.INT16: 15,
@@ -177,6 +178,9 @@ def cast_to(dtype: int) -> Callable[[object], object]:
     """The conversion of one element that Cast makes."""
 
     def run(item: Any) -> object:
+        if dtype in _NARROW and isinstance(item, (Expr, Ratio)):
+            # Large ones would wrap around or lose their last digits.
+            return None
         if dtype == _TYPE.BOOL:
             return _truth(item)
         if dtype in _FLOATS:

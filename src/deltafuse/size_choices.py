@@ -11,6 +11,7 @@ from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.draws import DRAWS
 from deltafuse.graph import Graph
 from deltafuse.match import Validity
+from deltafuse.quasi_linear import rounds
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
 from deltafuse.trial import Trial
@@ -22,8 +23,6 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 #: Largest chunk whose padding is looked through.
 _LONGEST = 128
-#: Sizes at which a condition is computed: each up to some chunks, then powers of two and what lies beside them.
-_SIZES = (*range(1, 1025), *(2**power + step for power in range(11, 31) for step in (-1, 0, 1)))
 _BAR = 1e-10
 
 
@@ -37,14 +36,21 @@ def period(graph: Graph, shapes: Shapes, condition: int) -> tuple[int, str]:
     if None in sides or len(free) != 1:
         return 0, ""
     (symbol,) = free
-    compare = _COMPARISONS[graph.op[node]]
-    outcomes = {
-        size: compare(*(evaluate(side, {symbol: size}) for side in sides if side is not None)) for size in _SIZES
-    }
-    for length in range(1, _LONGEST + 1):
-        if all(outcome == outcomes[(size - 1) % length + 1] for size, outcome in outcomes.items()):
-            return length, symbol
-    return 0, ""
+    left, right = (side for side in sides if side is not None)
+    apart, compare = left - right, _COMPARISONS[graph.op[node]]
+    length = rounds(apart)
+    at = [evaluate(apart, {symbol: size}) for size in range(1, 2 * length + 1)]
+    outcomes = [compare(size, 0) for size in at]
+    if not length or (at[0] != at[length] and not _same_side(at, length)):
+        return 0, ""
+    shortest = (n for n in range(1, _LONGEST + 1) if length % n == 0 and outcomes == outcomes[:n] * (2 * length // n))
+    return next(((found, symbol) for found in shortest), (0, ""))
+
+
+def _same_side(at: Sequence[int], length: int) -> bool:
+    """Whether a size that grows or falls from round to round is on one side of zero and goes away from it."""
+    grows = at[length] > at[0]
+    return all(size > 0 if grows else size < 0 for size in at)
 
 
 def turns_fail(
