@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, TensorProto
 
-from deltafuse.bodies import Body, bodies, has_body
+from deltafuse.bodies import bodies, has_body
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
 from deltafuse.size_choices import period
-from deltafuse.tensors import read_tensor
-from deltafuse.while_loops import limit
-from deltafuse.wire import Model
+from deltafuse.while_loops import limit, runs_through
 
 TEXTS.update(
     {
@@ -229,7 +227,7 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
     everything = reach.of(graph.reads(node))
     for body in bodies(scope.model, graph, scope.kinds, node):
         counted = body.flag != (0, 0) and limit(scope.model, graph, node, body) != 0
-        if body.flag != (0, 0) and not counted and not _runs_through(scope, node, body):
+        if body.flag != (0, 0) and not counted and not runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
         outer = {value: body.outside(graph, value) for value in range(1, len(body.graph.value_names))}
         inner = _Reach(
@@ -246,30 +244,6 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
         if found is not None:
             return found
     return None
-
-
-def _runs_through(scope: Scope, node: int, body: Body) -> bool:
-    """Whether a loop's condition is always true: only its trip count ends it."""
-    graph, inner = scope.graph, body.graph
-    start = graph.node_inputs[node][1]
-    if start and not _is_true(scope.model, graph, start):
-        return False
-    entering, value = body.flag
-    while (source := inner.producer[value]) >= 0 and inner.op[source] in ("Identity", "Cast"):
-        value = inner.node_inputs[source][0]
-    if value == entering or _is_true(body.model, inner, value):
-        return True
-    around = body.outside(graph, value)
-    return around != 0 and _is_true(scope.model, graph, around)
-
-
-def _is_true(model: Model, graph: Graph, value: int) -> bool:
-    node = graph.producer[value]
-    head = graph.initializers.get(value) or (graph.constant_head(node) if node >= 0 else None)
-    if head is None or head.elements != 1:
-        return False
-    array = read_tensor(model, head)
-    return not isinstance(array, Reason) and bool(array.all())
 
 
 def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 from deltafuse.bodies import Body, bodies
 from deltafuse.graph import Graph
 from deltafuse.reasons import Reason
+from deltafuse.scope import Scope
 from deltafuse.tensors import read_tensor
 from deltafuse.wire import Model
 
@@ -75,3 +76,27 @@ def _number(model: Model, graph: Graph, value: int) -> int | None:
     if isinstance(array, Reason) or not np.issubdtype(array.dtype, np.integer):
         return None
     return int(array.ravel()[0])
+
+
+def runs_through(scope: Scope, node: int, body: Body) -> bool:
+    """Whether a loop's condition is always true: only its trip count ends it."""
+    graph, inner = scope.graph, body.graph
+    start = graph.node_inputs[node][1]
+    if start and not _is_true(scope.model, graph, start):
+        return False
+    entering, value = body.flag
+    while (source := inner.producer[value]) >= 0 and inner.op[source] in ("Identity", "Cast"):
+        value = inner.node_inputs[source][0]
+    if value == entering or _is_true(body.model, inner, value):
+        return True
+    around = body.outside(graph, value)
+    return around != 0 and _is_true(scope.model, graph, around)
+
+
+def _is_true(model: Model, graph: Graph, value: int) -> bool:
+    node = graph.producer[value]
+    head = graph.initializers.get(value) or (graph.constant_head(node) if node >= 0 else None)
+    if head is None or head.elements != 1:
+        return False
+    array = read_tensor(model, head)
+    return not isinstance(array, Reason) and bool(array.all())
