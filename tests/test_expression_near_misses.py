@@ -87,8 +87,10 @@ def test_as_they_are_they_match(text: str, tmp_path: Path) -> None:
         ("layer-norm-size", (("float[n, 4, 6]", "float[n, 4, k]"),)),
         ("layer-norm-scale", (("float[n, 4, 6]", "float[n, 4, k]"), ("float[6] s = {1.0, 2.0, 3.0, -1.0, 0.5, 0.1}",
                                                                     "float[4, 1] s = {1.0, 2.0, 3.0, 4.0}"))),
-        ("layer-norm-eps", (("m = ReduceMean<axes = [-1]>(x)", "one = Add(two, eps)\n  m = ReduceMean<axes = [-1]>(x)"),
-                            ("e = Add(v, eps)", "e = Add(v, one)"))),
+        ("layer-norm-eps", (("float two = {2.0}", "float two = {2.0}, float tiny = {0.0000000003}"),
+                            ("e = Add(v, eps)", "f = Add(v, eps)\n  e = Add(f, tiny)"))),
+        ("expression-constant", (("m = ReduceMean", "c = Add(two, eps)\n  m = ReduceMean"),
+                                 ("e = Add(v, eps)", "e = Add(v, c)"))),
         ("expression-dtype", (("float", "double"),)),
         ("expression-opset", (('"" : 17', '"" : 16'),)),
         ("inner-value-used", (("=> (float[n, 4, 6] b)", "=> (float[n, 4, 6] b, float[n, 4, 1] r)"),)),
@@ -175,3 +177,24 @@ def test_rank_is_what_the_graph_says_and_nothing_is_taken_for_the_last_axis(tmp_
     (tmp_path / "fused.onnx").unlink()
     four = (*third, ("float[n, 4, 6]", "float[n, 4, 6, 6]"))
     assert [site.reason.code for site in sites(_NORM, "layer_norm", tmp_path, *four)] == ["layer-norm-axes"]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "wide = Cast<to = 11>(h)\n  hi = Cast<to = 1>(wide)\n  m = Max(x, lo)",
+        "half = Cast<to = 10>(h)\n  hi = Cast<to = 1>(half)\n  m = Max(x, lo)",
+        "hi = Mul(h, h)\n  m = Max(x, lo)",
+    ],
+    ids=["double", "float16", "product"],
+)
+def test_a_bound_that_is_rounded_on_its_way_is_not_taken_for_what_it_was(made: str, tmp_path: Path) -> None:
+    edits = (("float hi = {2.0}", "float h = {0.1}"), ("m = Max(x, lo)", made))
+    (site,) = sites(_CLAMP, "min_max_clip", tmp_path, *edits)
+    assert (site.status, site.reason.code) == ("near-miss", "expression-constant")
+
+
+def test_a_bound_that_keeps_its_digits_is_taken(tmp_path: Path) -> None:
+    made = "hi = Cast<to = 1>(h)\n  m = Max(x, lo)"
+    edits = (("float hi = {2.0}", "int64 h = {2}"), ("m = Max(x, lo)", made))
+    assert [site.status for site in sites(_CLAMP, "min_max_clip", tmp_path, *edits)] == ["fused"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
 from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
 from deltafuse.expression_view import View, counts_fit
@@ -26,9 +28,25 @@ TEXTS.update(
         "expression-operators": "the operators between {source} and {result} are not those of {rule}: {ops}",
         "expression-inside": "the node that writes {value} inside the expression is neither its operator nor constant; "
         "compute the value outside, or fold it",
+        "expression-constant": "the constant {value} is computed by {op}, whose rounding a proof in double does not "
+        "see; fold the constants of the model first",
         "expression-roles": "{value} has two parts in the expression at once, or none; {rule} needs a value for each",
     }
 )
+
+
+#: Float types, each with those that hold all of its numbers.
+_WIDER: dict[int, frozenset[int]] = {
+    TensorProto.BFLOAT16: frozenset({TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE}),
+    TensorProto.FLOAT16: frozenset({TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE}),
+    TensorProto.FLOAT: frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}),
+    TensorProto.DOUBLE: frozenset({TensorProto.DOUBLE}),
+}
+#: Operators that make or move numbers and change none.
+_EXACT = frozenset({
+    "Constant", "ConstantOfShape", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand",
+    "Tile", "Concat", "Slice", "Gather", "Split",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,9 @@ def check(
     for node in cut.nodes:
         if node not in nodes and not _harmless(model, kinds, pattern, node):
             return Reason("expression-inside", {"value": view.name(model.graph.node_outputs[node][0])})
+        if node not in nodes and _rounds(model.graph, shapes, node):
+            value = model.graph.node_outputs[node][0]
+            return Reason("expression-constant", {"value": view.name(value), "op": view.op(node)})
     return Checked(proposal, cut, nodes)
 
 
@@ -103,6 +124,18 @@ def _harmless(model: Model, kinds: bytearray, pattern: Expression, node: int) ->
         return False
     kind = max((kinds[value] for value in graph.node_outputs[node] if value), default=Kind.DATA)
     return kind == Kind.CONSTANT or (kind == Kind.SHAPE and graph.op[node] in pattern.shape_operators)
+
+
+def _rounds(graph: Graph, shapes: Shapes, node: int) -> bool:
+    """Whether a node computes a constant with digits of its own type, which a proof in double does not see."""
+    made = shapes.dtype(graph.node_outputs[node][0])
+    if graph.op[node] in _EXACT or (made is not None and made not in _WIDER):
+        return False
+    given = [shapes.dtype(value) for value in graph.reads(node)]
+    if graph.op[node] != "Cast" or None in given:
+        return True
+    # Whole numbers stay what they are.
+    return any(made not in _WIDER.get(dtype or 0, {made}) for dtype in given)
 
 
 def outside(graph: Graph, checked: Checked) -> Reason | None:

@@ -112,9 +112,14 @@ def cut_expression(unfused: Side, fused: Side, region: Region) -> Pair | Reason:
 
 
 def site_name(graph: Graph, region: Region) -> str:
-    """The names of the sites in a region, as the nodes' metadata has them."""
+    """The names of the sites in a region, as the nodes' metadata has them.
+
+    Those of its fused nodes, and of expressions beside them; what was written around another fused node is that one's.
+    """
     known = [_properties(graph, node).get("deltafuse.site", region.outputs[0]) for node in region.fused]
-    return ", ".join(filter(None, dict.fromkeys([*known, *(marked(graph, node) for node in region.nodes)])))
+    rules = {_properties(graph, node).get("deltafuse.rule") for node in region.fused}
+    others = [node for node in region.nodes if _properties(graph, node).get("deltafuse.rule") not in rules]
+    return ", ".join(filter(None, dict.fromkeys([*known, *(marked(graph, node) for node in others)])))
 
 
 def _properties(graph: Graph, node: int) -> dict[str, str]:
