@@ -288,6 +288,16 @@ def look_sized(body: str, folder: Path) -> Reason | None:
         "m = Mod(n, count)\n f = Cast<to = 1>(m)\n y = Mul(x, f)",
         "m = Min(n, count)\n f = Cast<to = 1>(m)\n y = Mul(x, f)",
         "r = Range(zero, n, one)\n c = Less(r, count)\n f = Cast<to = 1>(c)\n y = Mul(x, f)",
+        # A step of a size: a quotient rounded down, a type that does not hold it, two sizes compared.
+        "d = Div(n, count)\n f = Cast<to = 1>(d)\n y = Mul(x, f)",
+        "d = Cast<to = 5>(n)\n f = Cast<to = 1>(d)\n y = Mul(x, f)",
+        "d = Cast<to = 10>(n)\n f = Cast<to = 1>(d)\n y = Mul(x, f)",
+        "g = Cast<to = 1>(n)\n h = Mul(g, half)\n i = Cast<to = 7>(h)\n f = Cast<to = 1>(i)\n y = Mul(x, f)",
+        "q = Mul(n, n)\n m = Mul(n, count)\n c = Less(q, m)\n f = Cast<to = 1>(c)\n y = Mul(x, f)",
+        # Where something is read.
+        "m = Min(n, count)\n y = Gather(x, m)",
+        "m = Mod(n, count)\n y = Gather(x, m)",
+        "d = Div(n, count)\n e = Unsqueeze(d, first)\n y = Slice(x, first, e)",
     ],
 )
 def test_a_choice_by_size_or_position_refuses(body: str, tmp_path: Path) -> None:
@@ -302,6 +312,8 @@ def test_a_choice_by_size_or_position_refuses(body: str, tmp_path: Path) -> None
         "d = Div(n, count)\n e = Unsqueeze(d, first)\n s = Concat<axis = 0>(e, first)\n y = Pad(x, shape)",
         "f = Cast<to = 1>(n)\n y = Mul(x, f)",
         "c = Equal(shape, shape)\n y = Neg(x)",
+        "r = Range(zero, n, one)\n a = Unsqueeze(r, first)\n c = Less(r, a)\n f = Cast<to = 1>(c)\n y = MatMul(f, x)",
+        "y = Gather(x, zero)",
     ],
 )
 def test_sizes_as_sizes_pass(body: str, tmp_path: Path) -> None:

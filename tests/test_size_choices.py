@@ -46,6 +46,12 @@ def _worker() -> Iterator[None]:
         ("y = Less(many, t)", (0, "")),
         ("y = Greater(t, zero)", (1, "tokens")),
         ("y = Equal(t, b)", (0, "")),
+        # False for most sizes.
+        ("y = Equal(t, many)", (0, "")),
+        ("q = Div(t, many)\n  y = Equal(q, one)", (0, "")),
+        ("q = Mul(t, t)\n  m = Mul(t, many)\n  y = Less(q, m)", (0, "")),
+        # True for all.
+        ("d = Add(t, many)\n  y = Greater(d, t)", (1, "tokens")),
     ],
 )  # fmt: skip
 def test_a_choice_that_comes_round_again_is_known_by_its_period(
