@@ -1,4 +1,4 @@
-"""Mutants: one constant, attribute, operator or edge of a graph changed."""
+"""Mutants: one constant, attribute, operator or edge of a graph changed, or a guard put into an edge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, NodeProto, numpy_helper
+from onnx import AttributeProto, NodeProto, helper, numpy_helper
 
 from graphs import double
 
@@ -19,7 +19,7 @@ def mutants(model: onnx.ModelProto, seed: int) -> Iterator[tuple[str, onnx.Model
     """Endless mutants of a model with what was done to each; many of them are no valid models."""
     rng = np.random.default_rng(seed)
     shapes = _shapes(model)
-    changes = (_constant, _constant, _attribute, _operator, _order, _edge, _edge)
+    changes = (_constant, _constant, _attribute, _operator, _order, _edge, _edge, _guard, _guard)
     while True:
         mutant = onnx.ModelProto()
         mutant.CopyFrom(model)
@@ -131,3 +131,41 @@ def _edge(graph: onnx.GraphProto, rng: np.random.Generator, shapes: dict[str, tu
         return ""
     old, node.input[slot] = node.input[slot], other
     return f"{node.op_type} {node.output[0]} reads {other} in place of {old}"
+
+
+def _guard(graph: onnx.GraphProto, rng: np.random.Generator, shapes: dict[str, tuple[tuple[int, ...], str]]) -> str:
+    """Puts a clamp, a mask or a gate by position into an edge: most of them do nothing to the operands of a proof."""
+    place = int(rng.integers(len(graph.node)))
+    node: NodeProto = graph.node[place]
+    slots = [slot for slot, name in enumerate(node.input) if shapes.get(name, ((), ""))[1] == "f"]
+    slot = _pick(rng, slots)
+    if slot is None or node.op_type == "Constant":
+        return ""
+    value, shape = node.input[slot], shapes[node.input[slot]][0]
+    kind = _pick(rng, ["Clip", "Min", "Max", "mask", "position"])
+    bound = float(_pick(rng, [0.7, 50.0, 1e4]))
+    numbers = {
+        "Clip": (np.float32(-bound), np.float32(bound)), "Min": (np.float32(bound),), "Max": (np.float32(-bound),),
+        "mask": (np.float32(-bound), np.float32(0.0)), "position": (_ramp(shape),),
+    }[kind]  # fmt: skip
+    names = [f"guard_{index}" for index in range(len(numbers))]
+    graph.initializer.extend(numpy_helper.from_array(np.array(x), n) for x, n in zip(numbers, names, strict=True))
+    if kind == "mask":
+        made = [
+            helper.make_node("Greater", [value, names[0]], ["guard_kept"]),
+            helper.make_node("Where", ["guard_kept", value, names[1]], ["guarded"]),
+        ]
+    else:
+        made = [helper.make_node("Mul" if kind == "position" else kind, [value, *names], ["guarded"])]
+    node.input[slot] = "guarded"
+    for new in reversed(made):
+        graph.node.insert(place, new)
+    return f"{kind} at {bound} before {node.op_type} {node.output[0]} on {value}"
+
+
+def _ramp(shape: tuple[int, ...]) -> np.ndarray:
+    """A factor that differs at the last place of the longest axis."""
+    factor = np.ones(shape, np.float32)
+    if shape:
+        np.moveaxis(factor, int(np.argmax(shape)), 0)[-1] = 0.5
+    return factor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -43,9 +44,15 @@ def runnable(base: onnx.ModelProto, seed: int) -> Iterator[tuple[str, onnx.Model
             yield done, mutant
 
 
-@pytest.mark.parametrize(("name", "count", "seed"), [("rec_ts17_T4_noinit", 80, 11), ("chunk_dy18", 50, 12)])
+#: How many times as many mutants as in an everyday run: ``MUTANTS=10 python -m pytest tests/test_mutants.py``.
+TIMES = int(os.environ.get("MUTANTS", "1"))
+
+
+@pytest.mark.timeout(600 * TIMES)
+@pytest.mark.parametrize(("name", "count", "seed"), [("rec_ts17_T4_noinit", 120, 11), ("chunk_dy18", 80, 13)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_mutant_is_refused_or_fused_as_what_it_is(name: str, count: int, seed: int, tmp_path: Path) -> None:
+    count *= TIMES
     base = onnx.load(export(name).path)
     wrong: list[str] = []
     exits: Counter[int] = Counter()
