@@ -77,5 +77,5 @@ def _is_rule(body: Body, pattern: Pattern) -> bool:
 
 
 def _reason(graph: Graph, node: int) -> Reason:
-    name = graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+    name = graph.label(node)
     return Reason("inside-body", {"node": name, "op": graph.op[node]})

@@ -55,7 +55,7 @@ def obstacle(model: Model, foreign: Foreign | None = None) -> Reason | None:
     others = [(node, kind) for node, kind in foreign_nodes(graph) if kind not in known]
     if others:
         node, kind = others[0]
-        name = graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+        name = graph.label(node)
         at = {"path": model.path, "count": len(others), "node": name, "type": kind or "none"}
         return Reason("network-foreign-operator", at)
     try:

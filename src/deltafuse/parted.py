@@ -119,4 +119,4 @@ def _reader(model: Model, inner: Candidate) -> str:
     graph, members = model.graph, set(inner.core)
     readers = chain.from_iterable(graph.consumers[value] for value in inner.frontier)
     node = next((reader for reader in readers if reader not in members), None)
-    return "a graph output" if node is None else graph.node_name(node) or graph.name(graph.node_outputs[node][0])
+    return "a graph output" if node is None else graph.label(node)
