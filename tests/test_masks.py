@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from deltafuse import pipeline
 from deltafuse.inputs import Inputs
 from deltafuse.inputs_roles import InputRole
-from deltafuse.masks import padded
+from deltafuse.masks import _faint, padded
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.verify import verify
 from exports import export
@@ -160,3 +160,13 @@ def test_what_padding_makes_infinite_is_named_and_not_held_against_anyone(edited
     report = verify(*edited(infinite), level="network")
     assert report.exit == 0
     assert [draw.silent for draw in report.network.masks.draws] == [("logs",), ("logs",)]
+
+
+@pytest.mark.parametrize(
+    ("unfused", "fused", "faint"), [(1e-8, 2e-8, True), (0.0, 1e-9, True), (0.1, 0.2, False), (1e-8, 0.1, False)]
+)
+def test_what_padding_wears_down_to_nothing_is_not_held_against_anyone(unfused, fused, faint, tmp_path):
+    paths = [tmp_path / f"{name}.npy" for name in ("unfused", "fused", "without")]
+    for path, number in zip(paths, (unfused, fused, 2.0), strict=True):
+        np.save(path, np.array([0.0, number], np.float32))
+    assert _faint(*paths) is faint

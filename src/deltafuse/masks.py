@@ -25,13 +25,18 @@ Padding = Literal["right", "left"]
 PADDINGS: tuple[Padding, ...] = ("right", "left")
 
 
+#: Share of an output's largest number without padding below which it is next to nothing.
+_FAINT = 1e-3
+
+
 @dataclass(frozen=True)
 class PaddedDraw:
     """Both models on one padded draw.
 
     Attributes:
         tokens: how many tokens are padding, of how many.
-        outputs: verdicts, those left out that the padding makes infinite or NaN in the unfused model already.
+        outputs: verdicts, those left out that the padding makes infinite or NaN in the unfused model already, or next
+            to nothing in both.
         silent: names of these.
     """
 
@@ -112,10 +117,18 @@ def compare_padded(
     size = (_count(inputs.arrays[names[0]]), total)
     draws: list[PaddedDraw] = []
     for padding, one, other in zip(PADDINGS, unfused[1:], fused[1:], strict=True):
-        silent = tuple(name for name, path in one.items() if not _finite(path))
-        kept = {name: path for name, path in one.items() if name not in silent}
-        rest = {name: path for name, path in other.items() if name not in silent}
-        outputs = tuple(compare_outputs(kept, rest, vocabulary, close))
+        infinite = [name for name, path in one.items() if not _finite(path)]
+        kept = {name: path for name, path in one.items() if name not in infinite}
+        rest = {name: path for name, path in other.items() if name not in infinite}
+        compared = tuple(compare_outputs(kept, rest, vocabulary, close))
+        # A state that padding wears down to nothing is below what the boundary's type can hold.
+        faint = [
+            output.name
+            for output in compared
+            if output.verdict == "differs" and _faint(one[output.name], other[output.name], unfused[0][output.name])
+        ]
+        outputs = tuple(output for output in compared if output.name not in faint)
+        silent = (*infinite, *faint)
         good = all(output.verdict == "passes" for output in outputs)
         draws.append(PaddedDraw(padding, "passes" if good else "differs", size, outputs, silent))
     return MaskReport(tuple(draws), tuple(_reach(unfused)))
@@ -127,6 +140,16 @@ def _reach(runs: tuple[Mapping[str, Path], ...]) -> Iterator[MaskReach]:
         whole = _load(ones[name])
         changes = [nrmse_of(_load(run[name]), whole) for run in (right, left)]
         yield MaskReach(name, changes[0], changes[1], any(change > 0 for change in changes))
+
+
+def _faint(one: Path, other: Path, without: Path) -> bool:
+    """Whether an output is next to nothing in both models, against what it is without padding."""
+    return max(_largest(one), _largest(other)) < _FAINT * _largest(without)
+
+
+def _largest(path: Path) -> float:
+    array = _load(path)
+    return float(np.abs(array.astype(np.float64)).max(initial=0.0)) if array.dtype.kind == "f" else np.inf
 
 
 def _finite(path: Path) -> bool:

@@ -51,7 +51,8 @@ def print_masks(masks: MaskReport, screen: Console) -> None:
         passed = sum(output.verdict == "passes" for output in draw.outputs)
         text = f"{draw.padding}-padded by {draw.tokens[0]} of {draw.tokens[1]} tokens: "
         text += f"{passed} of {len(draw.outputs)} outputs within the bar"
-        text += f"; not finite in the unfused model: {', '.join(draw.silent)}" if draw.silent else ""
+        names = ", ".join(draw.silent)
+        text += f"; not compared, infinite or next to nothing under padding: {names}" if names else ""
         screen.print(text)
         for output in draw.outputs:
             if output.reason is not None:
