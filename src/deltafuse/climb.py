@@ -201,10 +201,10 @@ class Climber(DecayClimber):
         graph = self._graph
         if graph.op[node] != "Mul" or len(graph.node_inputs[node]) != 2:
             return False
-        sides = [self._uncast(value) for value in graph.node_inputs[node]]
+        sides = [graph.uncast(value) for value in graph.node_inputs[node]]
         for gate, other in (sides, sides[::-1]):
             source = graph.producer[gate]
-            if source >= 0 and graph.op[source] == "Sigmoid" and self._uncast(graph.node_inputs[source][0]) == other:
+            if source >= 0 and graph.op[source] == "Sigmoid" and graph.uncast(graph.node_inputs[source][0]) == other:
                 return True
         return False
 
@@ -213,18 +213,12 @@ class Climber(DecayClimber):
         graph = self._graph
         if graph.op[node] not in ("Div", "Reciprocal"):
             return False
-        below = graph.producer[self._uncast(graph.node_inputs[node][-1])]
+        below = graph.producer[graph.uncast(graph.node_inputs[node][-1])]
         if below < 0 or graph.op[below] != "Add":
             return False
         return any(
             graph.producer[value] >= 0 and graph.op[graph.producer[value]] == "Exp" for value in self._data(below)
         )
-
-    def _uncast(self, value: int) -> int:
-        graph = self._graph
-        while (node := graph.producer[value]) >= 0 and graph.op[node] in ("Cast", "Identity"):
-            value = graph.node_inputs[node][0]
-        return value
 
     def _parts_time(self, node: int, lengths: frozenset[object]) -> bool:
         """Whether a Slice, Gather or Split takes parts of a time or chunk axis, not of features, layers or roles."""

@@ -153,6 +153,12 @@ class Graph:
         found = [f for f in fields(self.data, start, end) if f[0] == 3]
         return bytes(self.data[found[-1][3] : found[-1][4]]).decode() if found else ""
 
+    def uncast(self, value: int) -> int:
+        """The value that Casts and Identities make another of."""
+        while (node := self.producer[value]) >= 0 and self.op[node] in ("Cast", "Identity"):
+            value = self.node_inputs[node][0]
+        return value
+
     def label(self, index: int) -> str:
         """What to call a node in messages: its name, or that of its first output."""
         return self.node_name(index) or next((self.name(value) for value in self.node_outputs[index]), "")

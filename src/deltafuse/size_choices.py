@@ -28,7 +28,7 @@ _BAR = 1e-10
 
 def period(graph: Graph, shapes: Shapes, condition: int) -> tuple[int, str]:
     """After how many steps of which symbol a condition on one size comes round again; (0, "") where it does not."""
-    node = _bare(graph, condition)
+    node = graph.producer[graph.uncast(condition)]
     if node < 0 or graph.op[node] not in _COMPARISONS:
         return 0, ""
     sides = [_number(shapes, value) for value in graph.node_inputs[node]]
@@ -82,13 +82,6 @@ def turns_fail(
             if isinstance(error, Reason) or error > _BAR:
                 return reason
     return None
-
-
-def _bare(graph: Graph, value: int) -> int:
-    """The node that makes a value, casts left out."""
-    while (node := graph.producer[value]) >= 0 and graph.op[node] in ("Cast", "Identity"):
-        value = graph.node_inputs[node][0]
-    return node
 
 
 def _number(shapes: Shapes, value: int) -> Dim | None:

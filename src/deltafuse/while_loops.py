@@ -31,7 +31,7 @@ def trip_count(model: Model, graph: Graph, kinds: bytearray, node: int) -> int:
 def limit(model: Model, graph: Graph, node: int, body: Body) -> int:
     """The value around a Loop that its condition compares a counter from 0 with, 0 where that is not what it does."""
     inner = body.graph
-    result = _uncast(inner, body.flag[1])
+    result = inner.uncast(body.flag[1])
     compare = inner.producer[result]
     if compare < 0 or inner.op[compare] != "Less":
         return 0
@@ -39,7 +39,7 @@ def limit(model: Model, graph: Graph, node: int, body: Body) -> int:
     around = body.outside(graph, bound)
     if not around or not _counts_up(model, graph, node, body, counter):
         return 0
-    first = graph.producer[_uncast(graph, graph.node_inputs[node][1])] if graph.node_inputs[node][1] else -1
+    first = graph.producer[graph.uncast(graph.node_inputs[node][1])] if graph.node_inputs[node][1] else -1
     if first < 0 or graph.op[first] != "Less" or graph.node_inputs[first][1] != around:
         return 0
     return around if _number(model, graph, graph.node_inputs[first][0]) == 0 else 0
@@ -60,12 +60,6 @@ def _counts_up(model: Model, graph: Graph, node: int, body: Body, after: int) ->
     return False
 
 
-def _uncast(graph: Graph, value: int) -> int:
-    while (node := graph.producer[value]) >= 0 and graph.op[node] in ("Identity", "Cast"):
-        value = graph.node_inputs[node][0]
-    return value
-
-
 def _number(model: Model, graph: Graph, value: int) -> int | None:
     """The integer that a constant is."""
     node = graph.producer[value]
@@ -84,9 +78,7 @@ def runs_through(scope: Scope, node: int, body: Body) -> bool:
     start = graph.node_inputs[node][1]
     if start and not _is_true(scope.model, graph, start):
         return False
-    entering, value = body.flag
-    while (source := inner.producer[value]) >= 0 and inner.op[source] in ("Identity", "Cast"):
-        value = inner.node_inputs[source][0]
+    entering, value = body.flag[0], inner.uncast(body.flag[1])
     if value == entering or _is_true(body.model, inner, value):
         return True
     around = body.outside(graph, value)
