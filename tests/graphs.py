@@ -145,7 +145,27 @@ def double(model: onnx.ModelProto) -> ort.InferenceSession:
     result = to_double(model)
     assert isinstance(result, onnx.ModelProto), result
     del result.graph.value_info[:]
+    _without_softplus(result.graph)
     return session(result)
+
+
+def _without_softplus(graph: onnx.GraphProto) -> None:
+    """onnxruntime has no Softplus in double: max(x, 0) + log(1 + exp(-|x|)) in its place."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.op_type != "Softplus":
+            nodes.append(node)
+            continue
+        x, y = node.input[0], node.output[0]
+        one = numpy_helper.from_array(np.ones((), np.float64))
+        steps = [("Relu", [x]), ("Abs", [x]), ("Neg", [f"{y}.1"]), ("Exp", [f"{y}.2"])]
+        nodes += [helper.make_node(op, inputs, [f"{y}.{index}"]) for index, (op, inputs) in enumerate(steps)]
+        nodes.append(helper.make_node("Constant", [], [f"{y}.one"], value=one))
+        nodes.append(helper.make_node("Add", [f"{y}.3", f"{y}.one"], [f"{y}.4"]))
+        nodes.append(helper.make_node("Log", [f"{y}.4"], [f"{y}.5"]))
+        nodes.append(helper.make_node("Add", [f"{y}.0", f"{y}.5"], [y]))
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def lowered_double(fused: onnx.ModelProto, report: FuseReport) -> ort.InferenceSession:
@@ -182,22 +202,26 @@ def difference(
     return worst
 
 
+def wide(name: str, shape: Sequence[int], rng: np.random.Generator, large: float = 1e5) -> Array:
+    """An operand by its name, far outside of what a proof draws: g to -200, beta -1..3, keys of norm 1e-6..1e3."""
+    if name == "g":
+        return rng.choice([-0.01, -1.0, -200.0], shape) * rng.uniform(size=shape)
+    if name == "beta":
+        return rng.uniform(-1, 3, shape)
+    if name in ("query", "key"):
+        norms = 10 ** rng.uniform(-6, 3, [*shape[:-1], 1])
+        return rng.standard_normal(shape) / np.sqrt(shape[-1]) * norms
+    return rng.standard_normal(shape) * large
+
+
 def wide_feeds(model: onnx.ModelProto, seed: int, large: float = 1e5) -> dict[str, Array]:
-    """Operands far outside of what a proof draws: g to -200, beta -1..3, values of 1e5, keys of norm 1e-6..1e3."""
+    """Operands of a model without open sizes, far outside of what a proof draws."""
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
     for info in model.graph.input:
         shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
         assert all(shape), info.name
-        if info.name == "g":
-            feeds[info.name] = rng.choice([-0.01, -1.0, -200.0], shape) * rng.uniform(size=shape)
-        elif info.name == "beta":
-            feeds[info.name] = rng.uniform(-1, 3, shape)
-        elif info.name in ("query", "key"):
-            norms = 10 ** rng.uniform(-6, 3, [*shape[:-1], 1])
-            feeds[info.name] = rng.standard_normal(shape) / np.sqrt(shape[-1]) * norms
-        else:
-            feeds[info.name] = rng.standard_normal(shape) * large
+        feeds[info.name] = wide(info.name, shape, rng, large)
     return feeds
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, NodeProto, helper, numpy_helper
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from graphs import double
 
@@ -14,22 +15,89 @@ from graphs import double
 _SWAPS = {"Add": "Sub", "Sub": "Add", "Mul": "Div", "Div": "Mul", "Sqrt": "Exp", "ReduceSum": "ReduceMean"}
 _FACTORS = (0.99, 1.5, -1.0, 0.0)
 
+#: Shape and kind of type of values, by name.
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
-def mutants(model: onnx.ModelProto, seed: int) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Endless mutants of a model with what was done to each; many of them are no valid models."""
+
+@dataclass(frozen=True)
+class Part:
+    """The nodes of one scope (main graph, body of a node, function) that may be changed.
+
+    Attributes:
+        scope: that holds them.
+        places: their places in it.
+        shapes: of the values that it names.
+    """
+
+    scope: GraphProto | FunctionProto
+    places: list[int]
+    shapes: Shapes
+
+    def nodes(self) -> list[NodeProto]:
+        """The nodes themselves."""
+        return [self.scope.node[place] for place in self.places]
+
+
+Change = Callable[[Part, np.random.Generator], str]
+
+
+def mutants(
+    model: onnx.ModelProto, seed: int, inside: Collection[str] = (), feeds: Mapping[str, np.ndarray] | None = None
+) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """Endless mutants of a model with what was done to each; many of them are no valid models.
+
+    Args:
+        inside: values whose nodes may be changed, with their bodies and functions; without, all nodes.
+        feeds: one array for each input, for the shapes of values; without, every open size is one.
+    """
     rng = np.random.default_rng(seed)
-    shapes = _shapes(model)
-    changes = (_constant, _constant, _attribute, _operator, _order, _edge, _edge, _guard, _guard)
+    shapes = _shapes(model, feeds)
+    changes: tuple[Change, ...] = (_constant, _constant, _attribute, _operator, _order, _edge, _edge, _guard, _guard)
     while True:
         mutant = onnx.ModelProto()
         mutant.CopyFrom(model)
-        done = changes[rng.integers(len(changes))](mutant.graph, rng, shapes)
+        parts = _parts(mutant, inside, shapes)
+        weights = np.array([len(part.places) for part in parts])
+        part = parts[rng.choice(len(parts), p=weights / weights.sum())]
+        done = changes[rng.integers(len(changes))](part, rng)
         if done:
             yield done, mutant
 
 
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and type of each value, from one run."""
+def _parts(model: onnx.ModelProto, inside: Collection[str], shapes: Shapes) -> list[Part]:
+    """The main graph's nodes inside, and all nodes of their bodies and functions."""
+    functions = {(one.domain, one.name): one for one in model.functions}
+    parts: list[Part] = []
+
+    def add(scope: GraphProto | FunctionProto, wanted: Collection[str], known: Shapes) -> None:
+        places = [i for i, node in enumerate(scope.node) if not wanted or any(name in wanted for name in node.output)]
+        if places:
+            parts.append(Part(scope, places, known))
+        for place in places:
+            node = scope.node[place]
+            called = functions.pop((node.domain, node.op_type), None)
+            if called is not None:
+                add(called, (), {})
+            for body in (attribute.g for attribute in node.attribute if attribute.type == AttributeProto.GRAPH):
+                add(body, (), _inferred(body))
+
+    add(model.graph, inside, shapes)
+    return parts
+
+
+def _inferred(body: GraphProto) -> Shapes:
+    """What a body itself says of its values: only kinds and static shapes."""
+    known = {}
+    for info in [*body.input, *body.output, *body.value_info]:
+        tensor = info.type.tensor_type
+        if tensor.elem_type:
+            kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type).kind
+            known[info.name] = tuple(dim.dim_value for dim in tensor.shape.dim), kind
+    return known
+
+
+def _shapes(model: onnx.ModelProto, given: Mapping[str, np.ndarray] | None) -> Shapes:
+    """Shape and type of each value of the main graph, from one run."""
     every = onnx.ModelProto()
     every.CopyFrom(model)
     known = {info.name for info in model.graph.output}
@@ -40,23 +108,29 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], str]]:
         if name and name not in known
     )
     session = double(every)
-    feeds = {i.name: np.full([d if isinstance(d, int) else 1 for d in i.shape], 0.1) for i in session.get_inputs()}
+    feeds = {
+        i.name: given[i.name] if given else np.full([d if isinstance(d, int) else 1 for d in i.shape], 0.1)
+        for i in session.get_inputs()
+    }
     arrays = dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True)) | feeds
-    return {name: (array.shape, array.dtype.kind) for name, array in arrays.items()}
+    return {name: (array.shape, array.dtype.kind) for name, array in arrays.items() if isinstance(array, np.ndarray)}
 
 
 def _pick(rng: np.random.Generator, items: list):
     return items[rng.integers(len(items))] if items else None
 
 
-def _constant(graph: onnx.GraphProto, rng: np.random.Generator, _: object) -> str:
-    tensors = [(tensor.name, tensor) for tensor in graph.initializer]
-    tensors += [
+def _constant(part: Part, rng: np.random.Generator) -> str:
+    nodes = part.nodes()
+    tensors: list[tuple[str, TensorProto]] = [
         (node.output[0], attribute.t)
-        for node in graph.node
+        for node in nodes
         for attribute in node.attribute
         if node.op_type == "Constant" and attribute.type == AttributeProto.TENSOR
     ]
+    if isinstance(part.scope, GraphProto):
+        read = {name for node in nodes for name in node.input}
+        tensors += [(tensor.name, tensor) for tensor in part.scope.initializer if tensor.name in read]
     chosen = _pick(rng, tensors)
     if chosen is None:
         return ""
@@ -74,10 +148,10 @@ def _constant(graph: onnx.GraphProto, rng: np.random.Generator, _: object) -> st
     return f"constant {name}{index} {before} to {array[index]}" if before != array[index] else ""
 
 
-def _attribute(graph: onnx.GraphProto, rng: np.random.Generator, _: object) -> str:
+def _attribute(part: Part, rng: np.random.Generator) -> str:
     found = [
         (node, attribute)
-        for node in graph.node
+        for node in part.nodes()
         for attribute in node.attribute
         if (attribute.name == "perm" and len(attribute.ints) > 1)
         or attribute.name in ("axis", "keepdims", "upper", "reverse", "exclusive", "reduction")
@@ -100,32 +174,37 @@ def _attribute(graph: onnx.GraphProto, rng: np.random.Generator, _: object) -> s
     return f"{attribute.name} of {node.op_type} to {list(attribute.ints) or attribute.i}"
 
 
-def _operator(graph: onnx.GraphProto, rng: np.random.Generator, _: object) -> str:
-    node = _pick(rng, [node for node in graph.node if node.op_type in _SWAPS])
+def _operator(part: Part, rng: np.random.Generator) -> str:
+    node = _pick(rng, [node for node in part.nodes() if node.op_type in _SWAPS])
     if node is None:
         return ""
     old, node.op_type = node.op_type, _SWAPS[node.op_type]
     return f"{old} of {node.output[0]} to {node.op_type}"
 
 
-def _order(graph: onnx.GraphProto, rng: np.random.Generator, _: object) -> str:
-    node = _pick(rng, [node for node in graph.node if node.op_type in ("Sub", "Div", "MatMul", "Concat", "Where")])
+def _order(part: Part, rng: np.random.Generator) -> str:
+    node = _pick(rng, [node for node in part.nodes() if node.op_type in ("Sub", "Div", "MatMul", "Concat", "Where")])
     if node is None or len(set(node.input)) < 2:
         return ""
     node.input[-1], node.input[-2] = node.input[-2], node.input[-1]
     return f"operands of {node.op_type} {node.output[0]} exchanged"
 
 
-def _edge(graph: onnx.GraphProto, rng: np.random.Generator, shapes: dict[str, tuple[tuple[int, ...], str]]) -> str:
-    """Reads another value of the same shape (or one that broadcasts the same) written before."""
-    place = int(rng.integers(len(graph.node)))
-    node: NodeProto = graph.node[place]
-    slots = [slot for slot, name in enumerate(node.input) if name in shapes]
+def _inputs(scope: GraphProto | FunctionProto) -> list[str]:
+    return list(scope.input) if isinstance(scope, FunctionProto) else [info.name for info in scope.input]
+
+
+def _edge(part: Part, rng: np.random.Generator) -> str:
+    """Reads another value of the same shape (where shapes are known) written before."""
+    place = int(_pick(rng, part.places))
+    node = part.scope.node[place]
+    earlier = _inputs(part.scope) + [name for other in part.scope.node[:place] for name in other.output]
+    slots = [slot for slot, name in enumerate(node.input) if name in earlier]
     slot = _pick(rng, slots)
     if slot is None:
         return ""
-    earlier = [info.name for info in graph.input] + [name for other in graph.node[:place] for name in other.output]
-    alike = [name for name in earlier if name != node.input[slot] and shapes.get(name) == shapes[node.input[slot]]]
+    like = part.shapes.get(node.input[slot])
+    alike = [name for name in earlier if name not in ("", node.input[slot]) and part.shapes.get(name) == like]
     other = _pick(rng, alike)
     if other is None:
         return ""
@@ -133,33 +212,46 @@ def _edge(graph: onnx.GraphProto, rng: np.random.Generator, shapes: dict[str, tu
     return f"{node.op_type} {node.output[0]} reads {other} in place of {old}"
 
 
-def _guard(graph: onnx.GraphProto, rng: np.random.Generator, shapes: dict[str, tuple[tuple[int, ...], str]]) -> str:
+#: Of values in bodies and functions whose kind is not known: operators that take and give floats.
+_FLOATS = {"Mul", "Add", "Sub", "Div", "MatMul", "Einsum", "Exp", "ReduceSum", "Sqrt", "Sigmoid", "Gemm", "CumSum"}
+
+
+def _guard(part: Part, rng: np.random.Generator) -> str:
     """Puts a clamp, a mask or a gate by position into an edge: most of them do nothing to the operands of a proof."""
-    place = int(rng.integers(len(graph.node)))
-    node: NodeProto = graph.node[place]
-    slots = [slot for slot, name in enumerate(node.input) if shapes.get(name, ((), ""))[1] == "f"]
+    place = int(_pick(rng, part.places))
+    node = part.scope.node[place]
+    known = part.shapes
+    slots = [
+        slot
+        for slot, name in enumerate(node.input)
+        if name and (known[name][1] == "f" if name in known else slot == 0 and node.op_type in _FLOATS)
+    ]
     slot = _pick(rng, slots)
     if slot is None or node.op_type == "Constant":
         return ""
-    value, shape = node.input[slot], shapes[node.input[slot]][0]
-    kind = _pick(rng, ["Clip", "Min", "Max", "mask", "position"])
+    value = node.input[slot]
+    shape = known[value][0] if value in known and all(known[value][0]) else None
+    kind = _pick(rng, ["Clip", "Min", "Max", "mask", *(["position"] if shape is not None else [])])
     bound = float(_pick(rng, [0.7, 50.0, 1e4]))
     numbers = {
         "Clip": (np.float32(-bound), np.float32(bound)), "Min": (np.float32(bound),), "Max": (np.float32(-bound),),
-        "mask": (np.float32(-bound), np.float32(0.0)), "position": (_ramp(shape),),
+        "mask": (np.float32(-bound), np.float32(0.0)), "position": (_ramp(shape or ()),),
     }[kind]  # fmt: skip
     names = [f"guard_{index}" for index in range(len(numbers))]
-    graph.initializer.extend(numpy_helper.from_array(np.array(x), n) for x, n in zip(numbers, names, strict=True))
+    made = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(number), name))
+        for name, number in zip(names, numbers, strict=True)
+    ]
     if kind == "mask":
-        made = [
+        made += [
             helper.make_node("Greater", [value, names[0]], ["guard_kept"]),
             helper.make_node("Where", ["guard_kept", value, names[1]], ["guarded"]),
         ]
     else:
-        made = [helper.make_node("Mul" if kind == "position" else kind, [value, *names], ["guarded"])]
+        made.append(helper.make_node("Mul" if kind == "position" else kind, [value, *names], ["guarded"]))
     node.input[slot] = "guarded"
     for new in reversed(made):
-        graph.node.insert(place, new)
+        part.scope.node.insert(place, new)
     return f"{kind} at {bound} before {node.op_type} {node.output[0]} on {value}"
 
 
