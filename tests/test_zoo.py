@@ -54,10 +54,8 @@ REASONS = {
     "near_while_short": "trip-count",
     "parts_gated_tokens": "output-in-parts",
     # What lies inside a body is seen and left alone.
-    "chunk_blocks__function": "inside-body",
     "nested_if": "inside-body",
     "nested_loop": "inside-body",
-    "steps_gates__function": "inside-body",
 }
 
 

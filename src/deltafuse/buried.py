@@ -35,7 +35,7 @@ def buried(model: Model, kinds: bytearray, pattern: Pattern, seen: Collection[in
         # Two contractions in a body say too little.
         return
     for node in range(len(graph.op)):
-        if has_body(model, graph, node) and node not in seen and _holds(model, graph, kinds, node, pattern):
+        if has_body(model, graph, node) and node not in seen and holds(model, graph, kinds, node, pattern):
             yield node, _reason(graph, node)
 
 
@@ -51,20 +51,21 @@ def deeper(model: Model, kinds: bytearray, pattern: Pattern, core: Collection[in
         if graph.op[node] in LOOPS and not graph.domain[node]:
             inside = any(_nested(body, pattern) for body in bodies(model, graph, kinds, node))
         else:
-            inside = _holds(model, graph, kinds, node, pattern)
+            inside = holds(model, graph, kinds, node, pattern)
         if inside:
             return _reason(graph, node)
     return None
 
 
-def _holds(model: Model, graph: Graph, kinds: bytearray, node: int, pattern: Pattern) -> bool:
+def holds(model: Model, graph: Graph, kinds: bytearray, node: int, pattern: Pattern) -> bool:
+    """Whether what may be the rule lies in a subgraph of a node, or in one inside that."""
     return any(_is_rule(body, pattern) or _nested(body, pattern) for body in bodies(model, graph, kinds, node))
 
 
 def _nested(body: Body, pattern: Pattern) -> bool:
     inner = body.graph
     return any(
-        has_body(body.model, inner, node) and _holds(body.model, inner, body.kinds, node, pattern)
+        has_body(body.model, inner, node) and holds(body.model, inner, body.kinds, node, pattern)
         for node in range(len(inner.op))
     )
 

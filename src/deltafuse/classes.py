@@ -45,10 +45,12 @@ _WEIGHTED = frozenset(
 #: Operators that hand an array on: whoever reads their result settles what it is.
 _CARRIERS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze"})
 
-#: Attributes of at most this many bytes hold a scalar or a few indices: not looked into.
+#: Attributes of at most this many bytes hold a scalar or a few numbers: there are many, most with the same bytes.
 _SHORT = 48
 
 _LIMIT = 1 << 20
+#: A mask of one axis has at most this many elements: as many as a chunk has tokens.
+_ROW = 256
 #: IR version from which an initializer that is an input too is a default that may be overridden.
 _OVERRIDES = 4
 _INPUT = 11
@@ -101,9 +103,17 @@ class _Classifier:
         kinds[0] = Kind.CONSTANT
         begins, ends = graph.attribute_spans.wholes()
         short: list[bool] = (ends - begins <= _SHORT).tolist()
+        starts: list[int] = begins.tolist()
+        stops: list[int] = ends.tolist()
+        data = self._model.data
+        known: dict[bytes, int | None] = {}
         for node, (op, outputs) in enumerate(zip(graph.op, graph.node_outputs, strict=True)):
             if op == "Constant":
-                kind = _CONSTANT if short[node] else self._of_constant(node)
+                key = bytes(data[starts[node] : stops[node]]) if short[node] else b""
+                kind = known.get(key)
+                if kind is None:
+                    kind = self._of_constant(node)
+                    known[key] = kind if key else None
             else:
                 kind = self._of_node(node, op)
             for value in outputs:
@@ -142,7 +152,7 @@ class _Classifier:
         if head is None or op in _WEIGHTED or (op == "MatMul" and _oblong(head)):
             return Kind.WEIGHT
         array = read_tensor(self._model, head, _LIMIT)
-        if isinstance(array, Reason) or not _structural(array):
+        if isinstance(array, Reason) or not (_mask(array) if _one_axis(head) else _structural(array)):
             return Kind.WEIGHT
         return Kind.CONSTANT
 
@@ -159,17 +169,22 @@ def _of_tensor(head: TensorHead) -> int:
     size = int(np.prod(head.dims, dtype=np.int64))
     if size <= 1:
         return Kind.CONSTANT
-    # One axis: a bias or a norm's scale, whatever it holds (freshly made ones are all equal).
-    return (
-        Kind.WEIGHT
-        if (len([d for d in head.dims if d > 1]) < 2 and len(head.dims) < 3) or size > _LIMIT // 2
-        else _UNSETTLED
-    )
+    large = size > _ROW if _one_axis(head) else size > _LIMIT // 2
+    return Kind.WEIGHT if large else _UNSETTLED
+
+
+def _one_axis(head: TensorHead) -> bool:
+    return len([d for d in head.dims if d > 1]) < 2 and len(head.dims) < 3
 
 
 def _oblong(head: TensorHead) -> bool:
     """A matrix that is not square is a weight; a square one may be a mask, one with more axes a zero state."""
     return len(head.dims) == 2 and head.dims[0] != head.dims[1]
+
+
+def _mask(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
+    """One axis: a bias or a norm's scale, also where all are equal (freshly made ones are), but for zeros and ones."""
+    return set(np.unique(np.asarray(array, np.float64)).tolist()) == {0.0, 1.0}
 
 
 def _structural(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:

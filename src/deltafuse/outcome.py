@@ -87,6 +87,14 @@ def notes(file: Model, sites: Sequence[SiteReport], anchors: Mapping[str, int], 
     return missing if sites else (_no_site(file, anchors, others), *missing)
 
 
+def inlined(functions: Sequence[str]) -> tuple[str, ...]:
+    """That calls of these functions were put in place."""
+    if not functions:
+        return ()
+    named = ", ".join(functions[:3]) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
+    return (f"inlined: calls of {named} became their nodes, because rules lie inside; rollback brings the calls back",)
+
+
 def _no_site(file: Model, anchors: Mapping[str, int], others: int) -> str:
     fused = len(fused_nodes(file.graph, range(len(file.graph.op))))
     if fused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,12 @@ from deltafuse.expressions import Expression
 from deltafuse.extract import extract_sites
 from deltafuse.finder import Candidate, Finder
 from deltafuse.graph import Graph
+from deltafuse.inlining import Inlined, inlined
 from deltafuse.match import FuseReport, Match, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
+from deltafuse.patterns import Pattern
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
@@ -38,8 +40,10 @@ class _Found:
 
     Attributes:
         file: as it was scanned.
-        model: the same in topological order.
-        order: number in the file of each node of `model`, None where they are the same.
+        base: the same with those calls in place that hold a rule among other nodes.
+        model: `base` in topological order.
+        order: number in `base` of each node of `model`, None where they are the same.
+        kinds: of the values of `model`.
         trials: what each class of sites was proven with.
         anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
             looked for.
@@ -47,8 +51,10 @@ class _Found:
     """
 
     file: Model
+    base: Inlined
     model: Model
     order: tuple[int, ...] | None
+    kinds: bytearray
     shapes: Shapes
     sites: tuple[Site, ...]
     trials: Mapping[bytes, Trial]
@@ -135,7 +141,18 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None)
         file = scan(options.model)
-        model, order = in_order(file)
+    found = _search(file, Inlined(file), rules, clock, worker)
+    recurrences = [rule for rule in rules if not isinstance(rule, Expression)]
+    while base := inlined(found.base, found.model, found.order, found.kinds, recurrences, found.sites):
+        found = _search(file, base, rules, clock, worker)
+    return found
+
+
+def _search(
+    file: Model, base: Inlined, rules: Sequence[Pattern | Expression], clock: _Clock, worker: Worker
+) -> _Found:
+    with clock.stage("scanning"):
+        model, order = in_order(base.model)
         kinds = classes.classify(model)
         shapes = Shapes(model)
     sites: list[Site] = []
@@ -155,7 +172,7 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
         taken = {node for site in sites if isinstance(site, Match) for node in splice.between(model.graph, site)}
         ordinary = [rule for rule in rules if isinstance(rule, Expression)]
         expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
-    return _Found(file, model, order, shapes, tuple(sites), trials, anchors, expressions)
+    return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions)
 
 
 def _kept(candidates: Iterator[Candidate], into: list[Candidate]) -> Iterator[Candidate]:
@@ -241,18 +258,20 @@ def _report(
     reports: tuple[SiteReport, ...],
     clock: _Clock,
 ) -> FuseReport:
-    before = len(found.model.graph.op)
     gone = sum(len(nodes) for _, nodes in draft.removed)
-    after = before - gone + sum(len(plan.nodes) for plan in draft.plans)
+    after = len(found.model.graph.op) - gone + sum(len(plan.nodes) for plan in draft.plans)
     return FuseReport(
         model=str(options.model),
         output=None if options.output is None else str(options.output),
         target=options.target,
-        nodes_before=before,
+        nodes_before=len(found.file.graph.op),
         nodes_after=after,
         sites=reports,
         pinned=() if draft.changes.pins is None else draft.changes.pins.pinned,
-        notes=outcome.notes(found.file, reports, found.anchors, found.expressions.anchors),
+        notes=(
+            *outcome.notes(found.file, reports, found.anchors, found.expressions.anchors),
+            *(outcome.inlined(found.base.names) if draft.plans else ()),
+        ),
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),
     )
@@ -263,6 +282,7 @@ def _write(
 ) -> FuseReport:
     with clock.stage("writing"):
         changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)
-        built = edits.build(found.file, changes)
+        built = edits.build(found.base.model, changes)
+        built = found.base.composed(built, {plan.match.name: plan.match.nodes for plan in draft.plans})
         receipt = record.publish(found.file, built, output, options.record, progress=clock.progress.advance)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))

@@ -23,7 +23,7 @@ from deltafuse.protobuf import LENGTH, VARINT, OverrunError, WireError, fields
 from deltafuse.scanner import Declaration, Scanner
 from deltafuse.tensors import TensorHead, read_tensor, text_entry
 
-__all__ = ["Declaration", "Model", "Part", "no_garbage_collection", "read_tensor", "scan", "scan_body"]
+__all__ = ["Declaration", "Model", "Part", "no_garbage_collection", "read_tensor", "scan", "scan_body", "scan_view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,16 @@ def scan(path: Path) -> Model:
     Raises:
         UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``.
     """
-    view = _map(path)
+    return scan_view(path, _map(path))
+
+
+def scan_view(path: Path, view: memoryview) -> Model:
+    """Reads the structure of an ONNX file that is mapped into memory, as `scan` does.
+
+    Args:
+        path: what messages call it; external data is looked for beside it.
+        view: of the mapped file.
+    """
     with no_garbage_collection():
         try:
             top = _scan_top(view)

@@ -1,0 +1,85 @@
+"""Edits of an edited file as edits of the file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from deltafuse.edits import Edit
+
+_END = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes of the edited file: copied from `start` of the file where `edit` is None, else part of the new bytes."""
+
+    length: int
+    start: int
+    edit: Edit | None = None
+
+    def part(self, begin: int, end: int) -> _Piece:
+        if self.edit is None:
+            return _Piece(end - begin, self.start + begin)
+        return _Piece(end - begin, self.start, replace(self.edit, new=self.edit.new[begin:end]))
+
+
+def pieces(edits: Sequence[Edit]) -> Iterator[tuple[int, int, str]]:
+    """Where in the edited file new bytes lie: begin, end and the site of their edit."""
+    position = 0
+    for piece in _pieces(edits):
+        if piece.edit is not None:
+            yield position, position + piece.length, piece.edit.site
+        position += piece.length
+
+
+def compose(first: Sequence[Edit], second: Sequence[Edit], *, nested: bool = False) -> tuple[Edit, ...]:
+    """The edits of a file that do what `second` does to what `first` makes of it.
+
+    Args:
+        first: of the file, in its order.
+        second: of the edited file, in its order.
+        nested: what `second` puts among the new bytes of an edit of a site belongs to that site.
+    """
+    rest = list(_pieces(first))[::-1]
+    out: list[Edit] = [replace(edit, new=b"") for edit in first if edit.end > edit.start]
+    position, place = 0, 0  # in the edited file, in the file
+
+    def take(until: int, *, keep: bool, by: Edit | None = None) -> None:
+        nonlocal position, place
+        while position < until and rest:
+            piece = rest.pop()
+            if position + piece.length > until:
+                rest.append(piece.part(until - position, piece.length))
+                piece = piece.part(0, until - position)
+            if piece.edit is None:
+                place = piece.start + piece.length
+                if not keep and by is not None:
+                    out.append(Edit(piece.start, place, b"", by.site, by.kind))
+            else:
+                place = max(place, piece.start)
+                if keep:
+                    out.append(Edit(place, place, piece.edit.new, piece.edit.site, piece.edit.kind))
+            position += piece.length
+
+    for edit in second:
+        take(edit.start, keep=True)
+        around = rest[-1].edit if rest else None
+        site = around.site if nested and around is not None and around.site else edit.site
+        if edit.new:
+            out.append(Edit(place, place, edit.new, site, edit.kind))
+        take(edit.end, keep=False, by=edit)
+    take(_END, keep=True)
+    # New bytes come before what is removed at their place, and in their own order.
+    return tuple(sorted(out, key=lambda edit: (edit.start, edit.end)))
+
+
+def _pieces(edits: Sequence[Edit]) -> Iterator[_Piece]:
+    position = 0
+    for edit in edits:
+        if edit.start > position:
+            yield _Piece(edit.start - position, position)
+        if edit.new:
+            yield _Piece(len(edit.new), edit.start, edit)
+        position = max(position, edit.end)
+    yield _Piece(_END, position)

@@ -1,0 +1,179 @@
+"""Calls of functions that the model defines, put in their place where a rule lies inside one among other nodes.
+
+The nodes of the function become part of the file's edits: what is searched, proven and changed is the file as it would
+be with them, and what is written undoes into the file as it was.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+import onnx.inliner
+
+from deltafuse.bodies import is_call
+from deltafuse.buried import holds
+from deltafuse.composing import compose, pieces
+from deltafuse.edits import Changes, Edit, Insertion, apply, build
+from deltafuse.graph import Graph
+from deltafuse.match import Match
+from deltafuse.patterns import Pattern
+from deltafuse.sites import Site
+from deltafuse.wire import Model, scan_view
+
+#: A function inside a function inside a function: real exports have one for each module around a layer.
+_DEEPEST = 32
+
+
+@dataclass(frozen=True)
+class Inlined:
+    """A file with some calls in place.
+
+    Attributes:
+        model: the file as it would be.
+        edits: of the file, that make it so; each call's own has a label of its own in place of a site's name.
+        names: of the functions.
+        depth: how many times calls were put in place, one inside the other.
+    """
+
+    model: Model
+    edits: tuple[Edit, ...] = ()
+    names: tuple[str, ...] = ()
+    depth: int = 0
+
+    def composed(self, edits: Sequence[Edit], sites: Mapping[str, Iterable[int]]) -> tuple[Edit, ...]:
+        """Edits of `model` as edits of the file. What was inlined for a site goes back with it.
+
+        Args:
+            edits: of `model`.
+            sites: the nodes of `model` that each fused site takes, by the site's name.
+        """
+        if not self.edits:
+            return tuple(edits)
+        starts = self.model.graph.spans.starts
+        ranges = [(start, stop, label) for start, stop, label in pieces(self.edits) if label]
+        owner: dict[str, str] = {}
+        for site, nodes in sites.items():
+            places = [starts[node] for node in nodes]
+            for start, stop, label in ranges:
+                if any(start <= place < stop for place in places):
+                    owner.setdefault(label, site)
+        own = [replace(edit, site=owner.get(edit.site, "")) for edit in self.edits]
+        return compose(own, edits)
+
+
+def inlined(
+    file: Inlined,
+    model: Model,
+    order: Sequence[int] | None,
+    kinds: bytearray,
+    rules: Iterable[Pattern],
+    sites: Iterable[Site],
+) -> Inlined | None:
+    """The file with those calls in place that hold what may be a rule and are part of no match.
+
+    Args:
+        file: as it was searched.
+        model: of `file`, in topological order.
+        order: number in the file of each of its nodes, None where they are the same.
+        kinds: of the values of `model`.
+        rules: that were looked for.
+        sites: that were found.
+
+    Returns:
+        None where no call can be put in place.
+    """
+    if not model.functions or file.depth >= _DEEPEST:
+        return None
+    graph = model.graph
+    matched = {node for site in sites if isinstance(site, Match) for node in site.nodes}
+    calls = [
+        node
+        for node in range(len(graph.op))
+        if is_call(model, graph, node)
+        and node not in matched
+        and any(holds(model, graph, kinds, node, rule) for rule in rules)
+    ]
+    made = {node: nodes for node in calls if (nodes := _body(model, node, file.depth)) is not None}
+    if not made:
+        return None
+    places = {node: node if order is None else order[node] for node in made}
+    marks = {node: f"call {file.depth}.{places[node]}" for node in made}
+    changes = Changes(
+        removed=tuple((marks[node], (places[node],)) for node in made),
+        inserted=tuple(Insertion(marks[node], places[node], nodes) for node, nodes in made.items()),
+        opsets=_imports(model, made),
+    )
+    edits = build(file.model, changes)
+    names = dict.fromkeys((*file.names, *(graph.op[node] for node in made)))
+    whole = compose(file.edits, edits, nested=True) if file.edits else edits
+    return Inlined(_edited(file.model, edits), whole, tuple(names), file.depth + 1)
+
+
+def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | None:
+    """The nodes that a call stands for, None where their operators are of another version than the file's."""
+    graph = model.graph
+    call = graph.node(node)
+    function = model.local_functions[graph.domain[node], graph.op[node]]
+    versions = {one.domain.replace("ai.onnx", "") if one.domain == "ai.onnx" else one.domain: one.version
+                for one in function.opset_import}  # fmt: skip
+    own = model.opset_imports
+    if any(own.get(domain, version) != version for domain, version in versions.items()):
+        return None
+    inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in names if n] for names in (call.input, call.output))
+    alone = onnx.ModelProto(
+        ir_version=model.ir_version,
+        graph=onnx.GraphProto(name="call", node=[call], input=inputs, output=outputs),
+        opset_import=[onnx.OperatorSetIdProto(domain=domain, version=v) for domain, v in (own | versions).items()],
+        functions=model.local_functions.values(),
+    )
+    result = onnx.inliner.inline_selected_functions(alone, [(function.domain, function.name)])
+    return tuple(_renamed(graph, result.graph.node, {info.name for info in (*inputs, *outputs)}, f"{node}.{depth}"))
+
+
+def _imports(model: Model, calls: Iterable[int]) -> tuple[tuple[str, int], ...]:
+    """The operator sets of functions that the file itself does not import."""
+    graph = model.graph
+    functions = [model.local_functions[graph.domain[node], graph.op[node]] for node in calls]
+    wanted = {one.domain: one.version for function in functions for one in function.opset_import}
+    return tuple((domain, version) for domain, version in wanted.items() if domain not in ("", "ai.onnx")
+                 and domain not in model.opset_imports)  # fmt: skip
+
+
+def _renamed(graph: Graph, nodes: Iterable[onnx.NodeProto], kept: set[str], suffix: str) -> Iterable[onnx.NodeProto]:
+    """The nodes, with names for their values that the file does not have yet."""
+    names: dict[str, str] = {name: name for name in kept}
+
+    def name(old: str) -> str:
+        if old and old not in names:
+            new = f"{old}/{suffix}"
+            while graph.find(new) is not None:
+                new += "'"
+            names[old] = new
+        return names.get(old, old)
+
+    def rename(scope: Iterable[onnx.NodeProto]) -> None:
+        for node in scope:
+            node.input[:] = [name(value) for value in node.input]
+            node.output[:] = [name(value) for value in node.output]
+            for attribute in node.attribute:
+                for body in (attribute.g, *attribute.graphs):
+                    for info in (*body.input, *body.output, *body.initializer, *body.value_info):
+                        info.name = name(info.name)
+                    rename(body.node)
+
+    nodes = list(nodes)
+    rename(nodes)
+    return nodes
+
+
+def _edited(model: Model, edits: Sequence[Edit]) -> Model:
+    """The edited file as a model of its own; it goes when nobody reads it any more."""
+    with tempfile.TemporaryFile() as file:
+        apply(model.data, edits, file)
+        file.flush()
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return scan_view(model.path, view)
