@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import graphs
 from deltafuse import prover
@@ -218,3 +219,31 @@ def test_a_branch_between_a_result_and_an_operand_is_not_convex(tmp_path: Path) 
 def test_every_refusal_has_a_text() -> None:
     assert {"inner-value-used", "not-convex", "no-output", "output-in-parts"} == prover.REFUSALS
     assert set(TEXTS) >= prover.REFUSALS
+
+
+def stranger(op: str, domain: str, value: str, *, inside: bool) -> onnx.ModelProto:
+    """A step with an operator that does not run in double: behind a result, or among the rule's own."""
+
+    def make(source: str, result: str) -> graphs.Nodes:
+        return [helper.make_node(op, [source], [result], domain=domain)], []
+
+    model = graphs.step()
+    if inside:
+        model = graphs.insert(model, value, make)
+    else:
+        model.graph.node.extend(make(value, "behind")[0])
+        model.graph.output.add().CopyFrom(helper.make_tensor_value_info("behind", TensorProto.FLOAT, None))
+    model.opset_import.extend([helper.make_opsetid(domain, 1)] if domain else [])
+    return model
+
+
+@pytest.mark.parametrize(("op", "domain"), [("Magic", "my.own"), ("Softsign", ""), ("MeanVarianceNormalization", "")])
+def test_what_cannot_be_run_stops_a_proof_only_inside(op: str, domain: str, tmp_path: Path) -> None:
+    for result in ("out", "final_state"):
+        behind = graphs.save(stranger(op, domain, result, inside=False), tmp_path)
+        fused = tmp_path / "fused.onnx"
+        assert graphs.fuse(behind, fused).exit == 0
+        (kept,) = [node for node in onnx.load(fused).graph.node if node.op_type == op]
+        assert list(kept.input) == [result]
+    inside = graphs.save(stranger(op, domain, "delta", inside=True), tmp_path)
+    assert graphs.codes(graphs.fuse(inside)) == ["unsupported-operator"]

@@ -77,7 +77,9 @@ _MOVES = frozenset({
     "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast", "Slice", "Gather", "Mul", "Split",
 })  # fmt: skip
 #: The same of onnxruntime's own operators (a product with transposes, an inverse).
-_CONTRIB = frozenset({"FusedMatMul", "Inverse", "TransposeMatMul"})
+CONTRIB = frozenset({"FusedMatMul", "Inverse", "TransposeMatMul"})
+#: All operators that a rule may have in its data, and those that are known to be no part of one.
+KNOWN = _ANALYTIC | _PIECEWISE | _ANALYTIC_IN.keys()
 
 
 @dataclass
@@ -250,7 +252,7 @@ def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) ->
     graph = scope.graph
     op, inputs = graph.op[node], graph.node_inputs[node]
     if graph.domain[node] not in ("", "ai.onnx"):
-        return graph.domain[node] == "com.microsoft" and op in _CONTRIB
+        return graph.domain[node] == "com.microsoft" and op in CONTRIB
     if op == "Cast":
         return graph.attributes(node)["to"].i in _REAL
     if op == "CastLike":

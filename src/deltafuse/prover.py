@@ -27,6 +27,7 @@ from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
 from deltafuse.size_choices import turns_fail
+from deltafuse.strangers import behind_strangers
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
 from deltafuse.wire import Model
@@ -94,18 +95,30 @@ def prove(
 
 def _prove_reading(setting: Setting) -> Proven | Reason:
     bench = open_cut(setting)
-    if isinstance(bench, Reason):
+    if isinstance(bench, Reason) and bench.code == "cut-does-not-load":
         sizes = tuple(value for value, _ in setting.candidate.sizes)
         guard = _guard(setting, (*setting.roots, *sizes), setting.candidate.frontier)
-        return guard if guard is not None and bench.code == "cut-does-not-load" else bench
+        # What does not run may lie behind the rule: then all else is the rule still.
+        before = open_cut(setting, known_operators=True)
+        outcome = bench if isinstance(before, Reason) else _prove_on(setting, before)
+        if isinstance(outcome, Reason) and not isinstance(before, Reason):
+            setting.worker.unload(before.session)
+        return guard if guard is not None and isinstance(outcome, Reason) else outcome
+    if isinstance(bench, Reason):
+        return bench
     outcome = _prove_on(setting, bench)
     if isinstance(outcome, Reason):
         setting.worker.unload(bench.session)
     return outcome
 
 
-def open_cut(setting: Setting) -> Bench | Reason:
-    """Cuts a candidate where a reading says, with all that may be a result of the rule, and loads it in double."""
+def open_cut(setting: Setting, *, known_operators: bool = False) -> Bench | Reason:
+    """Cuts a candidate where a reading says, with all that may be a result of the rule, and loads it in double.
+
+    Args:
+        setting: the candidate, and where it is cut.
+        known_operators: leave out what is computed by an operator that is never part of a rule.
+    """
     graph, shapes = setting.model.graph, setting.shapes
     sizes = dict(setting.candidate.sizes)
     known: dict[int, tuple[Dim, ...]] = {}
@@ -118,6 +131,9 @@ def open_cut(setting: Setting) -> Bench | Reason:
     offered = dict.fromkeys(
         value for chain in setting.chains.values() for value in chain[:_CHAIN] if value not in inputs
     )
+    if known_operators:
+        strange = behind_strangers(setting.model, setting.kinds, inputs, list(offered))
+        offered = {value: None for value in offered if graph.producer[value] not in strange}
     cut = cut_model(setting.model, shapes, inputs, list(offered))
     if isinstance(cut, Reason):
         return cut
