@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import onnx
@@ -11,9 +12,19 @@ import pytest
 from onnx import TensorProto, helper
 
 import graphs
+from deltafuse.bench import Binding
+from deltafuse.dims import symbol
+from deltafuse.match import Validity
+from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
-from deltafuse.size_choices import period
+from deltafuse.size_choices import ends_fail, period
+from deltafuse.size_flow import Sizes
 from exports import export
+
+if TYPE_CHECKING:
+    from deltafuse.trial import Trial
+
+ZOO = Path(__file__).parent / "zoo"
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -99,3 +110,61 @@ def test_a_choice_beyond_a_size_is_refused(tmp_path: Path) -> None:
     condition = [helper.make_node("Greater", ["t", "far"], ["c"])]
     report = graphs.fuse(graphs.save(scaled_where(condition, 2.0), tmp_path), tmp_path / "out.onnx")
     assert (report.exit, graphs.codes(report)) == (3, ["position-gate"])
+
+
+def spoiled_at(tokens: int) -> onnx.ModelProto:
+    """A loop whose last step is no step where its number is ``tokens - 1``: wrong for that many tokens only."""
+    model = onnx.load(ZOO / "loop_joined.onnx")
+    loop = next(node for node in model.graph.node if node.op_type == "Loop")
+    body = next(attribute.g for attribute in loop.attribute if attribute.name == "body")
+    decay = next(node for node in body.node if node.op_type == "Exp")
+    decayed, decay.output[0] = decay.output[0], "decay.plain"
+    place = list(body.node).index(decay) + 1
+    counter, trips = body.input[0].name, loop.input[0]
+    numbers = {"one": np.int64(1), "last": np.int64(tokens - 1)}
+    added = [helper.make_node("Constant", [], [f"n.{name}"], value=graphs.constant(name, number, np.int64))
+             for name, number in numbers.items()]  # fmt: skip
+    added += [
+        helper.make_node("Equal", [counter, "n.last"], ["n.there"]),
+        helper.make_node("Add", [counter, "n.one"], ["n.next"]),
+        helper.make_node("Equal", ["n.next", trips], ["n.end"]),
+        helper.make_node("And", ["n.there", "n.end"], ["n.both"]),
+        helper.make_node("Not", ["n.both"], ["n.kept"]),
+        helper.make_node("Cast", ["n.kept"], ["n.factor"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["decay.plain", "n.factor"], [decayed]),
+    ]
+    for node in reversed(added):
+        body.node.insert(place, node)
+    return model
+
+
+@pytest.mark.parametrize(("tokens", "codes"), [(2, "few-tokens-only"), (37, "position-gate")])
+def test_a_loop_that_is_wrong_for_one_number_of_tokens_is_refused(tokens: int, codes: str, tmp_path: Path) -> None:
+    report = graphs.fuse(graphs.save(spoiled_at(tokens), tmp_path), tmp_path / "out.onnx")
+    assert (report.exit, graphs.codes(report)) == (3, [codes])
+    assert not (tmp_path / "out.onnx").exists()
+
+
+class Wrong:
+    """Stands for a trial that is right but for one number of tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.tried: list[int | None] = []
+
+    def error(self, binding: Binding, how: object, seed: int) -> float:
+        self.tried.append(binding.tokens)
+        return 1.0 if binding.tokens == self.tokens else 0.0
+
+
+@pytest.mark.parametrize("tokens", [2, 15, 16, 17, 32])
+def test_ends_and_whole_chunks_are_tried(tokens: int) -> None:
+    binding = Binding({"T": 100}, None, 100, (), (symbol("T"),))
+    validity = Validity(1, 1024, None, None, (1, 100, 1024))
+    sizes = Sizes(chunks={16}, masks=True)
+    found = ends_fail(cast("Trial", Wrong(tokens)), binding, validity, sizes)
+    assert found == Reason("some-tokens-only", {"tokens": tokens, "low": 1, "high": 1024})
+    right = Wrong(0)
+    assert ends_fail(cast("Trial", right), binding, validity, sizes) is None
+    assert right.tried == [2, 3, 15, 16, 17, 32, 33]
+    assert ends_fail(cast("Trial", Wrong(tokens)), binding, validity, Sizes()) is None

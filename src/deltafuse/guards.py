@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, TensorProto
 
-from deltafuse.bodies import bodies, has_body
+from deltafuse.bodies import Body, bodies, has_body
+from deltafuse.far_reads import FarReads
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
 from deltafuse.size_choices import period
+from deltafuse.size_flow import GATE, PLACE, SIZE, Flow, Kind, Sizes
+from deltafuse.size_rules import Follower
 from deltafuse.while_loops import limit, runs_through
 
 TEXTS.update(
@@ -62,16 +65,6 @@ _RANDOM = frozenset(
 )
 
 _REAL = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-#: Operators that take a part of their first operand.
-_PARTS = frozenset({"Gather", "GatherND", "GatherElements", "Slice"})
-#: Operators whose further operands say where to read or write.
-_PLACED = _PARTS | {"ScatterND", "ScatterElements", "SequenceAt", "Trilu"}
-#: Operators whose last operand is a shape, and how many stand before it.
-_SHAPED = {"Reshape": 1, "Expand": 1, "Tile": 1, "ConstantOfShape": 0}
-#: Element types that hold every size and position as it is.
-_WIDE = frozenset({
-    TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64, TensorProto.FLOAT, TensorProto.DOUBLE,
-})  # fmt: skip
 #: Operators that leave an exponential one.
 _MOVES = frozenset({
     "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast", "Slice", "Gather", "Mul", "Split",
@@ -90,18 +83,15 @@ class _Reach:
         data: value -> the roots it depends on, one bit each; bit 0 is the log decay.
         powers: values that are exponentials of the log decay, moved and multiplied at most.
         curved: values that depend on an exponential in any way: there is none of an exponential in a rule.
-        measures: values that depend on sizes or positions, and not on data.
-        places: those of them that hold a position in each element: masks are made by comparing them.
-        gates: values that a choice by size or position made, or a step such as a quotient rounded down: equal for the
-            sizes that are tried, maybe not for others.
+        sized: values that depend on sizes or positions, and not on data, and what they are.
+        whole: in a subgraph, data of the scope around with its free axes.
     """
 
     data: dict[int, int]
     powers: set[int] = field(default_factory=set[int])
     curved: set[int] = field(default_factory=set[int])
-    measures: set[int] = field(default_factory=set[int])
-    places: set[int] = field(default_factory=set[int])
-    gates: set[int] = field(default_factory=set[int])
+    sized: dict[int, Flow] = field(default_factory=dict[int, Flow])
+    whole: set[int] = field(default_factory=set[int])
 
     def of(self, values: Sequence[int]) -> int:
         """The roots that some values depend on together."""
@@ -119,6 +109,7 @@ def find_guard(
     exempt: Collection[int],
     *,
     decays: bool = True,
+    known: Sizes | None = None,
 ) -> Reason | None:
     """Looks for an operator that is not analytic in the data that reaches it, or that hides a choice by size.
 
@@ -129,26 +120,31 @@ def find_guard(
         sizes: values that hold free sizes.
         exempt: nodes of norms, which are proven otherwise.
         decays: whether the first root is a log decay, whose exponential is part of the rule.
+        known: what is known of the sizes; is told more.
 
     Returns:
         A Reason that names the first such node, None where there is none.
     """
     # Bit 0 is the log decay's, where there is one.
     roots = {value: 1 << index for index, value in enumerate(data, 0 if decays else 1)}
-    return _search(scope, nodes, _Reach(roots, measures=set(sizes)), exempt)
+    reach = _Reach(roots, sized=dict.fromkeys(sizes, SIZE))
+    return _search(scope, nodes, reach, exempt, Sizes() if known is None else known)
 
 
-def _search(scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collection[int]) -> Reason | None:
+def _search(
+    scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collection[int], known: Sizes
+) -> Reason | None:
     """`find_guard` in one scope."""
     graph = scope.graph
+    follower = Follower(scope, reach.sized, known, FarReads(scope, known, whole=reach.whole))
     for node in nodes:
         if is_random(graph, node):
             return _reason(graph, node, "random")
         roots = reach.of(graph.reads(node))
         if not roots or graph.op[node] in SHAPES:
-            _measure(scope, node, reach)
+            follower.follow(node)
             continue
-        found = None if node in exempt else _refusal(scope, node, reach)
+        found = _refusal(scope, node, reach, follower, exempt=node in exempt)
         if found is not None:
             return found
         reach.data.update(dict.fromkeys(graph.node_outputs[node], roots))
@@ -159,53 +155,16 @@ def _search(scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collectio
     return None
 
 
-def _refusal(scope: Scope, node: int, reach: _Reach) -> Reason | None:
+def _refusal(scope: Scope, node: int, reach: _Reach, follower: Follower, *, exempt: bool) -> Reason | None:
     """Why a node that data reaches is none a proof by draws can hold for."""
     graph = scope.graph
     inputs = graph.node_inputs[node]
     if has_body(scope.model, graph, node):
-        return _search_bodies(scope, node, reach)
-    op = graph.op[node]
+        return _search_bodies(scope, node, reach, follower)
     varying = [position for position, value in enumerate(inputs) if value in reach.data]
-    if not _analytic(scope, node, varying, reach):
+    if not exempt and not _analytic(scope, node, varying, reach):
         return _reason(graph, node)
-    weighed = _ANALYTIC_IN[op] if op in _ANALYTIC_IN and op not in _PLACED | {"Where"} else range(len(inputs))
-    if any(inputs[position] in reach.gates for position in weighed if position < len(inputs)):
-        return _reason(graph, node, "position-gate")
-    return None
-
-
-def _measure(scope: Scope, node: int, reach: _Reach) -> None:
-    """Follows sizes and positions through a node that holds no data."""
-    graph, op = scope.graph, scope.graph.op[node]
-    outputs, read = graph.node_outputs[node], graph.reads(node)
-    if op in SHAPES:
-        if not scope.is_settled(outputs[0]):
-            reach.measures.update(outputs)
-        return
-    # What only says how often or in which shape an operand is laid out changes none of its numbers.
-    held = read[: _SHAPED[op]] if op in _SHAPED else read
-    if not reach.gates.isdisjoint(held):
-        reach.gates.update(outputs)
-    if reach.measures.isdisjoint(read) or all(scope.is_settled(value) for value in outputs):
-        return
-    chooses = (op in _PIECEWISE and not all(value in reach.places for value in read if value)) or _steps(scope, node)
-    looks_up = op in _PARTS and scope.varies(read[0])
-    (reach.gates if chooses or looks_up else reach.measures).update(outputs)
-    if op == "Range" or not reach.places.isdisjoint(read):
-        reach.places.update(outputs)
-
-
-def _steps(scope: Scope, node: int) -> bool:
-    """Whether a node rounds a size or position: a quotient of whole numbers, a type that does not hold it."""
-    graph, op = scope.graph, scope.graph.op[node]
-    given = scope.dtype(graph.node_inputs[node][0]) if graph.node_inputs[node] else None
-    if op == "Div":
-        return given not in _REAL
-    if op not in ("Cast", "CastLike"):
-        return False
-    wanted = graph.attributes(node)["to"].i if op == "Cast" else scope.dtype(graph.node_inputs[node][1])
-    return wanted not in _WIDE or (wanted not in _REAL and given in _REAL)
+    return _reason(graph, node, "position-gate") if follower.spoils(node, varying) else None
 
 
 def _is_power(graph: Graph, node: int, reach: _Reach) -> bool:
@@ -216,15 +175,19 @@ def _is_power(graph: Graph, node: int, reach: _Reach) -> bool:
     return graph.op[node] in _MOVES and all(value in reach.powers for value in read)
 
 
-def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
+def _search_bodies(scope: Scope, node: int, reach: _Reach, follower: Follower) -> Reason | None:
     graph = scope.graph
     decided = {"If": (0,), "Loop": (0, 1)}.get(graph.op[node], ())
     chosen = [graph.node_inputs[node][position] for position in decided if position < len(graph.node_inputs[node])]
     if any(value in reach.data for value in chosen):
         return _reason(graph, node, "piecewise")
-    sized = graph.op[node] == "If" and any(value in reach.gates | reach.measures for value in chosen)
+    sized = graph.op[node] == "If" and any(value in reach.sized for value in chosen)
     # A choice that comes round again is tried at each of its turns.
     if sized and (scope.shapes is None or not period(graph, scope.shapes, chosen[0])[0]):
+        return _reason(graph, node, "position-gate")
+    # What a trip count is in the main graph's sizes is looked at elsewhere, with what it should be.
+    trips = chosen[0] if graph.op[node] == "Loop" else 0
+    if reach.sized.get(trips) == GATE or (scope.shapes is None and not follower.lays_out(trips)):
         return _reason(graph, node, "position-gate")
     everything = reach.of(graph.reads(node))
     for body in bodies(scope.model, graph, scope.kinds, node):
@@ -232,20 +195,44 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
         if body.flag != (0, 0) and not counted and not runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
         outer = {value: body.outside(graph, value) for value in range(1, len(body.graph.value_names))}
+        within = Scope(body.model, body.graph, body.kinds, None, scope, body)
         inner = _Reach(
             {value: reach.data[around] for value, around in outer.items() if around in reach.data}
             | dict.fromkeys(body.carried, everything),
             {value for value, around in outer.items() if around in reach.powers},
             {value for value, around in outer.items() if around in reach.curved},
-            {value for value, around in outer.items() if around in reach.measures} | set(body.counters),
-            {value for value, around in outer.items() if around in reach.places},
-            {value for value, around in outer.items() if around in reach.gates},
+            {value: reach.sized[around] for value, around in outer.items() if around in reach.sized}
+            | {counter: _counter(within, node, counter) for counter in body.counters},
+            {v for v, around in outer.items() if around in reach.data and _is_whole(scope, node, body, v, reach)},
         )
-        within = Scope(body.model, body.graph, body.kinds, None, scope, body)
-        found = _search(within, range(len(body.graph.op)), inner, ())
+        found = _search(within, range(len(body.graph.op)), inner, (), follower.sizes)
         if found is not None:
             return found
     return None
+
+
+def _counter(scope: Scope, node: int, counter: int) -> Flow:
+    """A loop's own counter, or one that is carried: the number of a step where it counts by one from the first."""
+    inner, around = scope.graph, scope.around
+    assert around is not None, "a counter is one of a loop"
+    place = inner.inputs.index(counter)
+    if place == 0:
+        return PLACE
+    # A carried value has its start in the scope around, and its next value among the results.
+    start = around.number(around.graph.node_inputs[node][place])
+    add = inner.producer[inner.uncast(inner.outputs[place - 1])]
+    steps = [scope.number(value) for value in inner.node_inputs[add] if inner.uncast(value) != counter]
+    return Flow(Kind.PLACE, int(abs(start))) if start in (-1.0, 0.0, 1.0) and steps == [1.0] else GATE
+
+
+def _is_whole(scope: Scope, node: int, body: Body, value: int, reach: _Reach) -> bool:
+    """Whether a value of a body is one of the scope around with free axes, not a step's part of it."""
+    if scope.graph.op[node] == "Scan" and value in body.inputs and value not in body.carried:
+        return False
+    around = body.outside(scope.graph, value)
+    if scope.shapes is None:
+        return around in reach.whole
+    return any(not isinstance(dim, int) for dim in scope.shapes.shape(around) or ("?",))
 
 
 def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) -> bool:

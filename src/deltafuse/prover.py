@@ -26,7 +26,8 @@ from deltafuse.roles import Assignment, gate_layouts
 from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
-from deltafuse.size_choices import turns_fail
+from deltafuse.size_choices import ends_fail, turns_fail
+from deltafuse.size_flow import Sizes, one_symbol
 from deltafuse.strangers import behind_strangers
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
@@ -206,19 +207,20 @@ def _smallest_running(setting: Setting, bench: Bench, runs: Sequence[tuple[Bindi
         yield found
 
 
-def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int]) -> Reason | None:
+def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int], known: Sizes | None = None) -> Reason | None:
     """What forbids a proof by draws between the cut's inputs and some of its values."""
     graph = setting.model.graph
     scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
     nodes, _ = backward_slice(graph, inputs, ends)
     sizes = [value for value, dims in setting.candidate.sizes if not all(isinstance(dim, int) for dim in dims)]
     decays = setting.pattern.decay != "none"
-    return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt, decays=decays)
+    return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt, decays=decays, known=known)
 
 
 def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Proven | Reason:
     explained, out, final = fit.explained, fit.out, fit.final
-    guard = _guard(setting, bench.cut.inputs, [value for value in (out, final) if value is not None])
+    sizes = Sizes({**one_symbol(binding.tokens_dims), **one_symbol(binding.batch_dims)})
+    guard = _guard(setting, bench.cut.inputs, [value for value in (out, final) if value is not None], sizes)
     if guard is not None:
         return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
@@ -234,6 +236,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Pro
     for fault in (
         other_beyond(trial, binding, validity, looping=bool(loops)),
         alone_fails(trial, at),
+        ends_fail(trial, binding, validity, sizes),
         turns_fail(trial, binding, validity, setting.model.graph, setting.shapes, nodes),
     ):
         if fault is not None:

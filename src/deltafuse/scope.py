@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 
 from deltafuse.bodies import Body
 from deltafuse.graph import Graph
@@ -18,7 +19,7 @@ from deltafuse.wire import Model
 SHAPES = frozenset({"Shape", "Size"})
 #: Operators whose result has another type than their first operand.
 _RETYPING = frozenset({
-    "Shape", "Size", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN",
+    "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN",
     "IsInf", "ArgMax", "ArgMin", "NonZero", "If", "Loop", "Scan", "Where",
 })  # fmt: skip
 
@@ -47,6 +48,13 @@ class Scope:
         contents = self.shapes.contents(value)
         return contents is not None and all(isinstance(item, (int, bool)) for item in contents.ravel().tolist())
 
+    def contents(self, value: int) -> npt.NDArray[np.object_] | None:
+        """The numbers of a shape or of what was computed from shapes, as far as they are known."""
+        if self.shapes is not None:
+            return self.shapes.contents(value)
+        outer = self._around(value)
+        return self.around.contents(outer) if outer and self.around is not None else None
+
     def _is_settled_shape(self, node: int) -> bool:
         """In a subgraph, sizes of inner values are those of one step: only what comes from around may vary."""
         if node < 0 or self.graph.op[node] not in SHAPES:
@@ -62,19 +70,15 @@ class Scope:
 
     def number(self, value: int) -> float | None:
         """A constant's one number, None where there is none."""
-        array = self._constant(value)
+        array = self.constant(value)
         return float(array.ravel()[0]) if array is not None and array.size == 1 else None
 
-    def varies(self, value: int) -> bool:
-        """Whether a constant of floats has different numbers in it: what it holds then depends on where one looks."""
-        array = self._constant(value)
-        return array is not None and array.dtype.kind == "f" and bool((array != array.ravel()[:1]).any())
-
-    def _constant(self, value: int) -> npt.NDArray[np.float64] | None:
+    def constant(self, value: int) -> npt.NDArray[np.float64] | None:
+        """The numbers of a constant, None where it is computed or not to be read."""
         node = self.graph.producer[value]
         outer = self._around(value)
         if outer and self.around is not None:
-            return self.around._constant(outer)
+            return self.around.constant(outer)
         head = self.graph.initializers.get(value) or (self.graph.constant_head(node) if node >= 0 else None)
         array = Reason("constant-type") if head is None else read_tensor(self.model, head)
         return None if isinstance(array, Reason) else cast("npt.NDArray[np.float64]", array)
@@ -89,6 +93,8 @@ class Scope:
         node = self.graph.producer[value]
         if outer:
             return self.around.dtype(outer)
+        if node >= 0 and self.graph.op[node] in SHAPES:
+            return TensorProto.INT64
         if node < 0 or self.graph.op[node] in _RETYPING:
             return None
         if self.graph.op[node] == "Constant":

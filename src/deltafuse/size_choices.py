@@ -12,9 +12,17 @@ from deltafuse.draws import DRAWS
 from deltafuse.graph import Graph
 from deltafuse.match import Validity
 from deltafuse.quasi_linear import rounds
-from deltafuse.reasons import Reason
+from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
+from deltafuse.size_flow import Sizes
 from deltafuse.trial import Trial
+
+TEXTS.update(
+    {
+        "some-tokens-only": "the site is the rule for {low} and for {high} tokens, but not for {tokens}; "
+        "look for what its sizes choose",
+    }
+)
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "Greater": operator.gt, "GreaterOrEqual": operator.ge, "Less": operator.lt, "LessOrEqual": operator.le,
@@ -81,6 +89,29 @@ def turns_fail(
             error = reason if at is None else trial.error(at, DRAWS[0], tokens)
             if isinstance(error, Reason) or error > _BAR:
                 return reason
+    return None
+
+
+def ends_fail(trial: Trial, binding: Binding, validity: Validity, sizes: Sizes) -> Reason | None:
+    """Where positions are compared or sizes rounded up: a site that is not right for few tokens or at a whole chunk.
+
+    Args:
+        trial: what is right at some token counts.
+        binding: sizes at which it is.
+        validity: the range in which it is.
+        sizes: how the site makes use of them.
+    """
+    counts = {1, 2, 3} if sizes.masks or sizes.chunks else set[int]()
+    counts |= {count for chunk in sizes.chunks for count in (chunk - 1, chunk, chunk + 1, 2 * chunk, 2 * chunk + 1)}
+    if binding.tokens is None:
+        return None
+    for tokens in sorted(counts):
+        if not validity.low <= tokens <= validity.high or tokens in validity.tried:
+            continue
+        at = binding.at(tokens, None if binding.batch is None else 1)
+        error = None if at is None else trial.error(at, DRAWS[0], tokens)
+        if isinstance(error, Reason) or (error is not None and error > _BAR):
+            return Reason("some-tokens-only", {"tokens": tokens, "low": validity.low, "high": validity.high})
     return None
 
 

@@ -1,0 +1,89 @@
+"""Comparisons and arithmetic of sizes and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from deltafuse.quasi_linear import LARGEST_CHUNK
+from deltafuse.size_flow import FARTHEST, GATE, MASK, Flow, Kind
+from deltafuse.size_values import ENDS, WHOLE, WIDE, SizedValues
+
+
+def cast_size(values: SizedValues, node: int, given: Sequence[Flow | None]) -> Flow:
+    """A size or position in another type."""
+    graph = values.scope.graph
+    outputs, inputs = graph.node_outputs[node], graph.node_inputs[node]
+    wanted = graph.attributes(node)["to"].i if graph.op[node] == "Cast" else values.scope.dtype(inputs[1])
+    whole = values.scope.dtype(inputs[0]) in WHOLE
+    return given[0] or GATE if wanted in WIDE and whole and len(outputs) == 1 else GATE
+
+
+def compared(values: SizedValues, node: int, given: Sequence[Flow | None]) -> Flow:
+    """Positions with positions, with a size or with the first of them; constants move them by one at most.
+
+    With any other constant two such masks could together be drawn at one single size.
+    """
+    inputs = values.scope.graph.node_inputs[node]
+    flows = [flow for flow in given if flow is not None]
+    kinds = {flow.kind for flow in flows}
+    if kinds not in ({Kind.PLACE}, {Kind.PLACE, Kind.SIZE}, {Kind.SPAN}) or sum(flow.moved for flow in flows) > 1:
+        return GATE
+    for value, flow in zip(inputs, given, strict=True):
+        array = values.scope.constant(value) if flow is None else None
+        if flow is None and (array is None or not ENDS.issuperset(array.ravel().tolist())):
+            return GATE
+        if values.is_size(value) and not values.is_plain(value):
+            return GATE
+    values.sizes.masks = True
+    return MASK if len(flows) < 2 or kinds != {Kind.SPAN} else GATE
+
+
+def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
+    """Whole numbers made of positions, sizes and small constants."""
+    if op in ("Add", "Sub"):
+        return _moved(values, op, node, given)
+    kinds = [flow.kind for flow in given if flow is not None]
+    moved = FARTHEST if any(flow is not None and flow.moved for flow in given) else 0
+    plain = Flow(Kind.SIZE if kinds == [Kind.SIZE] else Kind.INDEX, moved)
+    if op == "Neg":
+        return plain
+    if len(kinds) > 1:
+        return GATE
+    graph = values.scope.graph
+    inputs = graph.node_inputs[node]
+    (other,) = [value for value, flow in zip(inputs, given, strict=True) if flow is None]
+    dtype = values.scope.dtype(inputs[0]) or 0
+    if op == "Mul":
+        factor = values.scope.constant(other)
+        largest = float("inf") if factor is None else float(np.abs(factor).max(initial=0.0))
+        return plain if largest <= WIDE.get(dtype, 0) else GATE
+    if op in ("Div", "Mod") and given[1] is None and kinds == [Kind.PLACE]:
+        divisor = values.scope.number(other) or 0
+        return Flow(Kind.INDEX, FARTHEST) if dtype in WHOLE and 0 < divisor <= LARGEST_CHUNK else GATE
+    return GATE
+
+
+def _moved(values: SizedValues, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
+    """A sum or difference."""
+    inputs = values.scope.graph.node_inputs[node]
+    steps = [values.reach_of(value) for value, flow in zip(inputs, given, strict=True) if flow is None]
+    flows = [flow for flow in given if flow is not None]
+    total = sum(step or 0 for step in steps) + sum(flow.moved for flow in flows)
+    if None in steps or total > FARTHEST:
+        return GATE
+    kinds = {flow.kind for flow in flows}
+    if kinds == {Kind.SIZE}:
+        return Flow(Kind.SIZE, total)
+    places = [flow for flow in flows if flow.kind == Kind.PLACE]
+    if op == "Sub" and len(places) == 2:
+        return Flow(Kind.SPAN, total)
+    if len(flows) == 1 and kinds <= {Kind.PLACE, Kind.SPAN} and given[0] is not None:
+        return Flow(flows[0].kind, total)
+    ends = kinds == {Kind.PLACE, Kind.SIZE} and all(values.is_plain(v) for v in inputs if values.is_size(v))
+    if ends and (op == "Add" or given[0] in places):
+        return Flow(Kind.PLACE, total)
+    if op == "Add" and len(flows) == 1 and kinds == {Kind.PLACE}:
+        return Flow(Kind.PLACE, total)
+    return Flow(Kind.INDEX, total)

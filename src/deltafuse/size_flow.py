@@ -1,0 +1,99 @@
+"""Kinds of values that sizes and positions are made into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from deltafuse.dims import Dim, substitute, symbol, symbol_name
+from deltafuse.quasi_linear import chunked
+
+
+class Kind(Enum):
+    """What a value that holds no data, and is not the same for all sizes, is.
+
+    Attributes:
+        SIZE: whole numbers made of free sizes.
+        PLACE: the number of a position in each element.
+        SPAN: the difference of two positions.
+        INDEX: what else is made of positions by whole numbers: good for reading at, not for comparing.
+        MASK: made of comparisons of positions and of constants: few different numbers.
+        FLAT: one constant whatever the sizes are, in a shape that follows them.
+        TABLE: the same with several constants: not to be read at a place that a size says.
+        GATE: anything else, such as a choice by a size.
+    """
+
+    SIZE = auto()
+    PLACE = auto()
+    SPAN = auto()
+    INDEX = auto()
+    MASK = auto()
+    FLAT = auto()
+    TABLE = auto()
+    GATE = auto()
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Kind of a value; for positions, by how much constants have moved them at most."""
+
+    kind: Kind
+    moved: int = 0
+
+
+SIZE, PLACE, SPAN, INDEX, MASK, FLAT, TABLE, GATE = (Flow(kind) for kind in Kind)
+
+
+@dataclass
+class Sizes:
+    """What is known of the sizes of one site.
+
+    Attributes:
+        same: symbols that stand for the same size as another one.
+        chunks: sizes of chunks that sizes are rounded up to; with two of them nothing is known.
+        masks: whether positions are compared.
+    """
+
+    same: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
+    chunks: set[int] = field(default_factory=set[int])
+    masks: bool = False
+    _known: dict[Dim, int] = field(default_factory=dict[Dim, int])
+
+    def chunk(self, dim: Dim) -> int:
+        """What a size is rounded up to, see `quasi_linear.chunked`."""
+        if isinstance(dim, int):
+            return 1
+        if dim not in self._known:
+            self._known[dim] = chunked(substitute(dim, self.same))
+        return self._known[dim]
+
+
+#: Kinds that may meet data, and those that count.
+NUMBERS = frozenset({Kind.MASK, Kind.FLAT, Kind.TABLE})
+COUNTS = frozenset({Kind.SIZE, Kind.PLACE, Kind.SPAN, Kind.INDEX})
+#: Most that constants may move a position by: proofs have more tokens than that.
+FARTHEST = 128
+
+
+def one_symbol(dims: Sequence[Dim]) -> dict[str, Dim]:
+    """For sizes that are one and the same: what each further symbol of them stands for."""
+    names = [name for dim in dims if (name := symbol_name(dim)) is not None]
+    return {name: symbol(names[0]) for name in names[1:] if name != names[0]}
+
+
+def joined(given: Sequence[Flow | None], *, tables: bool) -> Flow:
+    """What several values put together are.
+
+    Args:
+        given: kinds of those that are not the same for all sizes.
+        tables: whether among the others one has different numbers in it.
+    """
+    kinds = {flow.kind for flow in given if flow is not None}
+    if kinds <= NUMBERS:
+        if tables or Kind.TABLE in kinds:
+            return TABLE
+        return FLAT if kinds == {Kind.FLAT} and None not in given else MASK
+    if kinds == {Kind.SIZE}:
+        return SIZE
+    return Flow(Kind.INDEX, FARTHEST) if kinds <= COUNTS | {Kind.FLAT, Kind.TABLE} else GATE

@@ -1,0 +1,162 @@
+"""What sizes and positions are made into on their way to data, by a list of what is harmless.
+
+Draws at some sizes say nothing about others: a factor that a size makes, a mask that is drawn by the number 37, a read
+that stops at token 2000 agree wherever they are not tried. So sizes may only say how data is laid out, as multiples of
+free sizes and of these rounded up to one chunk; and numbers that meet data may only be constants, or masks that compare
+positions with each other or with a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deltafuse.bodies import has_body
+from deltafuse.far_reads import FarReads
+from deltafuse.quasi_linear import LARGEST_CHUNK
+from deltafuse.scope import SHAPES
+from deltafuse.size_arithmetic import cast_size, compared, counted
+from deltafuse.size_flow import COUNTS, FLAT, GATE, INDEX, MASK, NUMBERS, SIZE, TABLE, Flow, Kind, joined
+from deltafuse.size_values import ENDS, SizedValues
+
+#: Operators that move or repeat the numbers of their first operand; the others say how.
+_LAYOUT = frozenset({
+    "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Tile", "Slice", "Gather",
+    "GatherND", "Split", "Pad",
+})  # fmt: skip
+#: Of an operator that data passes: the operands that say how it is laid out, not what is computed with it.
+_HOW: Mapping[str, tuple[int, ...]] = {
+    "Reshape": (1,), "Expand": (1,), "Tile": (1,), "Slice": (1, 2, 3, 4), "Gather": (1,), "GatherND": (1,),
+    "GatherElements": (1,), "Split": (1,), "Pad": (1, 3), "ScatterND": (1,), "ScatterElements": (1,), "Squeeze": (1,),
+    "Unsqueeze": (1,), "SequenceAt": (1,), "SequenceInsert": (2,), "SplitToSequence": (1,),
+}  # fmt: skip
+#: Layout operators that read a part of an operand: from a table of numbers they make a choice.
+_READS = frozenset({"Slice", "Gather", "GatherND", "Split", "Tile", "Pad"})
+_COMPARES = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"})
+_ELEMENTWISE = _COMPARES | frozenset({
+    "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Exp", "Log", "Sqrt", "Pow", "Reciprocal", "Min", "Max", "Clip", "And",
+    "Or", "Not", "Xor", "Where", "Cast", "CastLike", "Floor", "Ceil", "Mod", "Sign", "IsInf", "IsNaN",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Follower(SizedValues):
+    """Follows sizes and positions through the nodes of one scope.
+
+    Attributes:
+        reads: follows the data.
+    """
+
+    reads: FarReads
+
+    def follow(self, node: int) -> None:
+        """Notes what a node that holds no data makes."""
+        graph = self.scope.graph
+        found = self._made(node)
+        if found is not None:
+            self.flows.update(dict.fromkeys(graph.node_outputs[node], found))
+
+    def spoils(self, node: int, held: Sequence[int]) -> bool:
+        """Whether what a node does to data may depend on a size or position.
+
+        Args:
+            node: that data reaches.
+            held: which of its operands are data.
+        """
+        graph = self.scope.graph
+        how, inputs = _HOW.get(graph.op[node], ()), graph.node_inputs[node]
+        for position, value in enumerate(inputs):
+            flow = self.flows.get(value)
+            if flow is None or position in held:
+                continue
+            fits = self.lays_out(value) if position in how else flow.kind in NUMBERS
+            if not fits:
+                return True
+        steps = any(inputs[position] in self.flows for position in how if position < len(inputs))
+        return self.reads.goes_far(node, held, steps=steps)
+
+    def _made(self, node: int) -> Flow | None:
+        graph, scope = self.scope.graph, self.scope
+        op, outputs, read = graph.op[node], graph.node_outputs[node], graph.reads(node)
+        if op in SHAPES and not graph.domain[node]:
+            return None if scope.is_settled(outputs[0]) else SIZE
+        given = [self.flows.get(value) for value in read]
+        if all(flow is None for flow in given):
+            return None
+        if GATE in given or (scope.shapes is None and not all(self.lays_out(v) for v in read if self.is_size(v))):
+            return GATE
+        contents = self.numbers(outputs[0]) if len(outputs) == 1 else None
+        if contents is not None:
+            if not self.holds(outputs[0], contents):
+                return GATE
+            return None if all(isinstance(item, int) for item in contents) else SIZE
+        if graph.domain[node] or has_body(scope.model, graph, node):
+            return GATE
+        return self._rule(op, node, given)
+
+    def _rule(self, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
+        graph_inputs = self.scope.graph.node_inputs[node]
+        if op in _LAYOUT:
+            return self._laid_out(op, node, given)
+        if op == "Concat":
+            tables = [v for v, flow in zip(graph_inputs, given, strict=True) if flow is None and self.is_table(v)]
+            return joined(given, tables=bool(tables))
+        if op == "ConstantOfShape":
+            return FLAT if self._all_lay_out(node, 0) else GATE
+        if op == "Range":
+            return self._range(node)
+        if op in ("Trilu", "EyeLike"):
+            return self._banded(node, given)
+        if op in _ELEMENTWISE:
+            return self._elementwise(op, node, given)
+        return GATE
+
+    def _all_lay_out(self, node: int, first: int) -> bool:
+        return all(self.lays_out(value) for value in self.scope.graph.node_inputs[node][first:] if value)
+
+    def _laid_out(self, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
+        source = self.scope.graph.node_inputs[node][0]
+        if not self._all_lay_out(node, 1):
+            return GATE
+        follows = op in _READS and any(flow is not None for flow in given[1:])
+        if given[0] is not None:
+            return GATE if follows and given[0].kind in (Kind.SIZE, Kind.TABLE) else given[0]
+        if not self.is_table(source):
+            return FLAT
+        return GATE if follows else TABLE
+
+    def _range(self, node: int) -> Flow:
+        start, _, step = self.scope.graph.node_inputs[node]
+        if not self._all_lay_out(node, 0) or step in self.flows or self.scope.number(step) is None:
+            return GATE
+        length = self.scope.number(step) or 0
+        if length != 1:
+            return INDEX if 1 < length <= LARGEST_CHUNK and self.rounds_to({int(length)}) else GATE
+        moved = self.reach_of(start)
+        return GATE if moved is None else Flow(Kind.PLACE, moved)
+
+    def _banded(self, node: int, given: Sequence[Flow | None]) -> Flow:
+        graph = self.scope.graph
+        attribute = graph.attributes(node).get("k")
+        if attribute is not None and abs(attribute.i) > 1:
+            return GATE
+        further = [value for value in graph.node_inputs[node][1:] if value]
+        if any(value in self.flows or self.scope.number(value) not in ENDS for value in further):
+            return GATE
+        return MASK if given[0] in (MASK, FLAT) else GATE
+
+    def _elementwise(self, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
+        kinds = {flow.kind for flow in given if flow is not None}
+        inputs = self.scope.graph.node_inputs[node]
+        if kinds <= NUMBERS:
+            tables = any(flow is None and self.is_table(v) for v, flow in zip(inputs, given, strict=False) if v)
+            if tables or Kind.TABLE in kinds:
+                return TABLE
+            return FLAT if kinds == {Kind.FLAT} else MASK
+        if not kinds <= COUNTS:
+            return GATE
+        if op in ("Cast", "CastLike"):
+            return cast_size(self, node, given)
+        if op in _COMPARES:
+            return compared(self, node, given)
+        return counted(self, op, node, given)
