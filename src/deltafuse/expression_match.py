@@ -19,7 +19,7 @@ class ExpressionMatch:
         rule: name of the pattern.
         roles, outputs: by the pattern's names.
         parameters: what was solved, e.g. ``{"axis": -1, "eps": 1e-05}``.
-        nodes: nodes between roles and outputs that data passes through, ascending: all of them go.
+        nodes: nodes between roles and outputs that data passes through and that go, ascending.
         class_key: equal for sites that share one proof.
     """
 

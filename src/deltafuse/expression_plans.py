@@ -77,7 +77,8 @@ def _plan(options: FuseOptions, target: Target, site: ExpressionSite, opset: int
 def _emitted(pattern: Expression, match: ExpressionMatch, target: Target, opset: int) -> ExpressionPlan | Reason:
     properties = {"deltafuse.site": match.name, "deltafuse.rule": match.rule, "deltafuse.version": version()}
     emitter = Emitter(f"{match.name}/{match.rule}", properties)
-    place = Place(match.roles, match.outputs, match.parameters, opset, target.name, target.opset)
+    domain = target.domain_of(pattern.operator) if pattern.operator else None
+    place = Place(match.roles, match.outputs, match.parameters, opset, target.name, target.opset, domain)
     emission = pattern.emit(place, emitter)
     if isinstance(emission, Reason):
         return emission

@@ -14,7 +14,7 @@ from deltafuse.bench import open_bench
 from deltafuse.errors import InternalError
 from deltafuse.expression_guard import Checked
 from deltafuse.expression_match import ExpressionPlan
-from deltafuse.expression_trial import SizedTrial, bindings, difference, feed, typed
+from deltafuse.expression_trial import SizedTrial, bindings, difference, empty, feed, typed
 from deltafuse.expressions import Array, Expression, Neighbour, Operands, Parameters
 from deltafuse.graph import Graph
 from deltafuse.match import Role
@@ -73,10 +73,12 @@ def _trials(worker: Worker, graph: Graph, shapes: Shapes, checked: Checked) -> t
     dims = {role: shapes.shape(value) or () for role, value in proposal.roles.items()}
     dtypes = {role: shapes.dtype(value) or 0 for role, value in proposal.roles.items()}
     names = {value: graph.name(value) for value in (*cut.inputs, *cut.outputs)}
-    bench = open_bench(worker, cut, names, {value: dims[role] for role, value in proposal.roles.items()}, {})
+    shaped = {value: dims[role] for role, value in proposal.roles.items()}
+    bench = open_bench(worker, cut, names, shaped, checked.sizes)
     if isinstance(bench, Reason):
         return bench
-    trials = tuple(SizedTrial(bench, proposal, dims, dtypes, sizes) for sizes in bindings(tuple(dims.values())))
+    known = (*dims.values(), *checked.sizes.values())
+    trials = tuple(SizedTrial(bench, proposal, dims, dtypes, sizes) for sizes in bindings(known))
     return trials or Reason("expression-empty", {"value": names[cut.outputs[0]]})
 
 
@@ -97,12 +99,16 @@ def _agrees(
             found = trial.run(operands)
             if isinstance(found, Reason):
                 return found
+            if empty(found):
+                break
             with np.errstate(all="ignore"):  # infinities and NaNs are compared too
                 error = difference(found, rule.reference(operands, parameters))
             if not error <= (0.0 if pattern.exact else BAR):
                 args = {"value": _result(graph, trial), "rule": pattern.name, "error": error}
                 return Reason("expression-differs", args)
             worst, draws = max(worst, error), draws + 1
+    if not draws:
+        return Reason("expression-empty", {"value": _result(graph, trials[0])})
     idle = _idle(graph, pattern, trials[0], parameters)
     return ProvenExpression(parameters, trials, worst, draws) if idle is None else idle
 
@@ -148,6 +154,8 @@ def prove_emission(pattern: Expression, plan: ExpressionPlan, proven: ProvenExpr
     for number, trial in enumerate(proven.trials):
         for operands in _draws(pattern, trial, proven.parameters, _FRESH + number):
             wanted = trial.run(operands)
+            if not isinstance(wanted, Reason) and empty(wanted):
+                break
             found = _run(plan, worker, session, operands)
             if isinstance(wanted, Reason) or isinstance(found, Reason):
                 reason = wanted if isinstance(wanted, Reason) else cast("Reason", found)

@@ -15,8 +15,8 @@ from deltafuse.expressions import FLOATS, Array, Operands, Proposal
 from deltafuse.reasons import Reason
 from deltafuse.worker import AnyArray
 
-#: Sizes for the free axes, each its own: two ways, and once all ones.
-_SIZES = ((7, 11, 5, 13, 3, 17, 19), (4, 3, 10, 2, 9, 5, 6), (1,))
+#: Sizes for the free axes, each its own: two ways, and once all twos and all ones.
+_SIZES = ((7, 11, 5, 13, 3, 17, 19), (4, 3, 10, 2, 9, 5, 6), (2,), (1,))
 #: Integers stay where a double holds them and no arithmetic overflows.
 _LARGEST = 100
 
@@ -81,6 +81,14 @@ def bindings(shapes: Sequence[tuple[Dim, ...]]) -> Iterator[Mapping[str, int]]:
         if sizes not in seen and all(evaluate(dim, sizes) > 0 for shape in shapes for dim in shape):
             seen.append(sizes)
             yield sizes
+
+
+def empty(found: Operands) -> bool:
+    """Whether the nodes gave nothing at these sizes, e.g. a window that is longer than what it slides over.
+
+    onnxruntime's own kernels refuse some of these sizes: nothing can be told of them.
+    """
+    return any(array.size == 0 for array in found.values())
 
 
 def difference(found: Operands, wanted: Operands) -> float:

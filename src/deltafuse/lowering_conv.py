@@ -7,8 +7,8 @@ set 27; ONNX Runtime's contrib operators). With s the state of k-1 columns, zero
     present_state     = the last k-1 columns of u
     act(y)            = y, or y / (1 + exp(-y)) where ``activation`` is silu or swish
 
-What is inside is float32 (double where the operands are); results have the operands' types. The kernel size is read
-from the weight when the model runs.
+What is inside is float32, or the operands' type where that is not told; results have the operands' type. The kernel
+size is read from the weight when the model runs.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ def runtime_has_conv(domain: str) -> bool:
     return True
 
 
-def lower_conv(node: NodeProto, dtype: int = _SINGLE) -> list[NodeProto]:
+def lower_conv(node: NodeProto, dtype: int | None = None) -> list[NodeProto]:
     """One node as plain operators.
 
     Args:
         node: what `is_causal_conv` knows.
-        dtype: element type of its operands and results.
+        dtype: element type of its operands and results, to compute in float32; None to compute in their type, which is
+            for proofs in double.
 
     Raises:
         UserError: ``conv-malformed``: a form that the two operators do not have in common, or too few operands.
@@ -78,10 +79,10 @@ def lower_conv(node: NodeProto, dtype: int = _SINGLE) -> list[NodeProto]:
             value = writer.add("Add", (value, writer.shaped(bias, (1, -1, 1))))
         if activation != "none":
             value = writer.add("Mul", (value, writer.add("Sigmoid", (value,))))
-        writer.add("Cast", (value,), output, to=dtype)
+        _result(writer, value, output, dtype)
     if state:
         ends = (writer.size(x, 2, keep=True), writer.constant([_END], np.int64), writer.constant([2], np.int64))
-        writer.add("Cast", (writer.add("Slice", (joined, *ends)),), state, to=dtype)
+        _result(writer, writer.add("Slice", (joined, *ends)), state, dtype)
     return writer.nodes
 
 
@@ -97,8 +98,15 @@ def _activation(node: NodeProto) -> str:
     return activation
 
 
-def _single(writer: Writer, value: str, dtype: int) -> str:
-    return value if dtype == _SINGLE else writer.add("Cast", (value,), to=_SINGLE)
+def _single(writer: Writer, value: str, dtype: int | None) -> str:
+    return value if dtype in (None, _SINGLE) else writer.add("Cast", (value,), to=_SINGLE)
+
+
+def _result(writer: Writer, value: str, output: str, dtype: int | None) -> None:
+    if dtype is None:
+        writer.add("Identity", (value,), output)
+    else:
+        writer.add("Cast", (value,), output, to=dtype)
 
 
 def _joined(writer: Writer, x: str, weight: str, past: str) -> str:

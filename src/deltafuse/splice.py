@@ -10,6 +10,7 @@ import onnx
 
 from deltafuse import aliases, region
 from deltafuse.adjusting import Adjustments, adapted
+from deltafuse.classes import Kind
 from deltafuse.edits import Changes, Insertion
 from deltafuse.errors import InternalError
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
@@ -108,9 +109,20 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     return tuple((plan.match.name, tuple(gone[owners == index].tolist())) for index, plan in enumerate(plans))
 
 
-def between(graph: Graph, match: AnyMatch) -> list[int]:
-    """The nodes that compute a site's results from its operands."""
-    return backward_slice(graph, [r.value for r in match.operands()], [r.value for r in match.results()])[0]
+def between(graph: Graph, match: AnyMatch, kinds: bytearray) -> list[int]:
+    """The nodes that compute a site's results from its operands.
+
+    What only comes before an operand, and is asked for its size, is not among them.
+    """
+    starts = [role.value for role in match.operands()]
+    reached, found = set(starts), list[int]()
+    for node in backward_slice(graph, starts, [role.value for role in match.results()])[0]:
+        depends = not reached.isdisjoint(graph.reads(node))
+        if depends:
+            reached.update(value for value in graph.node_outputs[node] if value)
+        if depends or all(kinds[value] != Kind.DATA for value in graph.node_outputs[node] if value):
+            found.append(node)
+    return found
 
 
 def stuck(graph: Graph, plans: Sequence[AnyPlan], removed: Removed) -> dict[str, int]:
