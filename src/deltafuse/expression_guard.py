@@ -74,7 +74,7 @@ def check(
     if refused is not None:
         return refused
     roles, results = tuple(proposal.roles.values()), tuple(proposal.outputs.values())
-    sizes = _sizes(model.graph, shapes, roles, results) if "Shape" in pattern.shape_operators else {}
+    sizes = sizes_read(model.graph, shapes, roles, results) if "Shape" in pattern.shape_operators else {}
     cut = cut_model(model, shapes, (*roles, *sizes), results)
     if isinstance(cut, Reason):
         return cut
@@ -111,7 +111,9 @@ def _typed(view: View, pattern: Expression, proposal: Proposal) -> Reason | None
     return None
 
 
-def _sizes(graph: Graph, shapes: Shapes, roles: Sequence[int], results: Sequence[int]) -> dict[int, tuple[Dim, ...]]:
+def sizes_read(
+    graph: Graph, shapes: Shapes, roles: Sequence[int], results: Sequence[int]
+) -> dict[int, tuple[Dim, ...]]:
     """What Shape tells of values that are not computed from a role, as far as it is known."""
     reached, found = set(roles), dict[int, tuple[Dim, ...]]()
     for node in backward_slice(graph, roles, results)[0]:

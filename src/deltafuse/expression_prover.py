@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -141,7 +141,7 @@ def prove_emission(pattern: Expression, plan: ExpressionPlan, proven: ProvenExpr
         plan: the new nodes.
         proven: of this site or of one with an equal cut.
         worker: runs both.
-        opsets: domain -> version that the nodes are written for.
+        opsets: domain -> version that the file imports.
 
     Returns:
         The largest relative error.
@@ -194,7 +194,7 @@ def _load(pattern: Expression, plan: ExpressionPlan, worker: Worker, opsets: Map
     graph = onnx.GraphProto(name="emitted", node=plain)
     graph.input.extend(_declared(role) for role in plan.match.operands())
     graph.output.extend(onnx.ValueInfoProto(name=role.name) for role in written)
-    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    imports = [helper.make_opsetid(domain, version) for domain, version in _imports(plan, plain, opsets).items()]
     model = onnx.ModelProto(ir_version=8, opset_import=imports, graph=graph)
     _check_types(plan, model, written)
     double = to_double(model)
@@ -202,6 +202,15 @@ def _load(pattern: Expression, plan: ExpressionPlan, worker: Worker, opsets: Map
     if isinstance(session, Reason):
         raise _bug(plan, session.text)
     return session
+
+
+def _imports(plan: ExpressionPlan, plain: Sequence[onnx.NodeProto], opsets: Mapping[str, int]) -> Mapping[str, int]:
+    """What lowered nodes need: an older onnxruntime refuses a new opset, whatever the file holds."""
+    have = opsets.get("", 17)
+    if all(onnx.defs.has(node.op_type, have, "") for node in plain if node.domain in ("", "ai.onnx")):
+        added = {node.domain: 1 for node in plain if node.domain} if plan.target_opset else {}
+        return {**added, **opsets}
+    return {**opsets, **dict([plan.target_opset] if plan.target_opset else [])}
 
 
 def _declared(role: Role) -> onnx.ValueInfoProto:

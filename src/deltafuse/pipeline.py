@@ -214,7 +214,7 @@ def _draft(
         seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
         dead = frozenset(node for _, nodes in removed for node in nodes)
         # An ordinary expression is written in the operators that the file has.
-        own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset for plan in plans)
+        own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset is not None for plan in plans)
         opset = target.opset if own else None
         changes = adjust(found.model, found.shapes, dead, opset, seeds, dict(options.pins))
     if isinstance(changes, Reason):
