@@ -54,7 +54,7 @@ def changes_of(
         if not plan.nodes:
             continue
         before = _place(graph, plan.match)
-        inserted.append(Insertion(plan.match.name, before, renamed.apply(_nodes(plan, adjustments)), plan.value_info))
+        inserted.append(Insertion(plan.match.name, before, renamed.apply(_nodes(plan, adjustments)), _fresh(graph, plan)))
         early = [node for node in _early_readers(graph, plan.match, before) if node not in gone]
         if not rewritten.keys() & set(early):
             moved += [(plan.match.name, node, before) for node in early]
@@ -75,6 +75,12 @@ def _nodes(plan: AnyPlan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...
     if isinstance(new, Reason):
         raise InternalError(f"the nodes emitted for {plan.match.name} have no form at the raised opset: {new.text}")
     return new.nodes
+
+
+def _fresh(graph: Graph, plan: AnyPlan) -> tuple[onnx.ValueInfoProto, ...]:
+    """Declared types of values that the file does not declare already."""
+    found = [(info, graph.find(info.name)) for info in plan.value_info]
+    return tuple(info for info, value in found if value is None or graph.value_info(value) is None)
 
 
 def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:

@@ -33,7 +33,7 @@ def layout_of(parameters: Parameters, role: str) -> str:
 
 
 def write(place: Place, emitter: Emitter) -> tuple[onnx.ValueInfoProto, ...]:
-    """Writes the nodes of a site; returns the types of the operator's results where they have new names."""
+    """Writes the nodes of a site; returns the types of the operator's results."""
     dtype = place.roles["weight"].dtype
     inputs = [_columns(place, emitter, "x", dtype), _weight(place, emitter), _bias(place, emitter)]
     inputs.append(_past(place, emitter, dtype))
@@ -113,15 +113,13 @@ def _write(place: Place, emitter: Emitter, name: str, value: str) -> None:
 
 
 def _declared(place: Place, outputs: Sequence[str]) -> tuple[onnx.ValueInfoProto, ...]:
-    """Types of the operator's results where they have new names."""
+    """Types of the operator's results."""
     x, layout = place.roles["x"].shape, layout_of(place.parameters, "x")
     batch, channels, tokens = (x[layout.index(letter)] if letter in layout else 1 for letter in ORDER)
-    old = {role.name for role in place.outputs.values()}
     sizes = ((batch, channels, tokens), (batch, channels, int(place.parameters["width"]) - 1))
     return tuple(
         helper.make_tensor_value_info(
             name, place.roles["weight"].dtype, [size if isinstance(size, int) else str(size) for size in shape]
         )
         for name, shape in zip(outputs, sizes, strict=True)
-        if name not in old
     )
