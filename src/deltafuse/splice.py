@@ -54,7 +54,8 @@ def changes_of(
         if not plan.nodes:
             continue
         before = _place(graph, plan.match)
-        inserted.append(Insertion(plan.match.name, before, renamed.apply(_nodes(plan, adjustments)), _fresh(graph, plan)))
+        nodes = renamed.apply(_nodes(plan, adjustments))
+        inserted.append(Insertion(plan.match.name, before, nodes, _fresh(graph, plan)))
         early = [node for node in _early_readers(graph, plan.match, before) if node not in gone]
         if not rewritten.keys() & set(early):
             moved += [(plan.match.name, node, before) for node in early]
