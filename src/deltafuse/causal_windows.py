@@ -38,6 +38,7 @@ class Window:
         bias: added inside, 0 where none is.
         result: what is written.
         channels, width: sizes of the weight.
+        slides: whether it moves over the columns; else it is as wide as they are.
     """
 
     data: int
@@ -46,6 +47,7 @@ class Window:
     result: int
     channels: int
     width: int
+    slides: bool
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,12 @@ class Source:
 
 def window_of(view: View, anchor: int) -> Window | Reason | None:
     """The window that a node ends, a Reason where it is one of another kind, None where it is nothing like it."""
-    if view.op(anchor) == "Conv":
-        return _convolution(view, anchor)
+    found = _convolution(view, anchor) if view.op(anchor) == "Conv" else _summed(view, anchor)
+    ends = (found.data, found.weight, found.result) if isinstance(found, Window) else ()
+    return None if len({view.dtype(value) for value in ends}) > 1 else found
+
+
+def _summed(view: View, anchor: int) -> Window | None:
     product = view.producer(view.inputs(anchor)[0])
     if product < 0 or view.op(product) != "Mul":
         return None
@@ -76,7 +82,7 @@ def window_of(view: View, anchor: int) -> Window | Reason | None:
         return None
     # Which of both is the taps is found out by running it.
     width, channels = sorted(size for size in sizes if isinstance(size, int))
-    return Window(data[0], weights[0], 0, view.outputs(anchor)[0], channels, width)
+    return Window(data[0], weights[0], 0, view.outputs(anchor)[0], channels, width, False)
 
 
 def _joins(view: View, value: int) -> bool:
@@ -105,7 +111,7 @@ def _convolution(view: View, anchor: int) -> Window | Reason | None:
     padding = bytes(stated.get("auto_pad", b"NOTSET")).decode()
     if padding not in ("NOTSET", "VALID"):
         return Reason("causal-conv-auto-pad", {"value": value, "padding": padding})
-    return Window(data, weight, bias, view.outputs(anchor)[0], sizes[0], sizes[2 + wide[0]])
+    return Window(data, weight, bias, view.outputs(anchor)[0], sizes[0], sizes[2 + wide[0]], True)
 
 
 def sources_of(view: View, window: Window) -> Iterator[Source]:
@@ -119,6 +125,9 @@ def sources_of(view: View, window: Window) -> Iterator[Source]:
     plain = [index for index, value in enumerate(path) if len(view.shape(value) or ()) == _RANK]
     if filled:
         yield Source(path[filled[-1] + 1], 0, tuple(path[: filled[-1] + 1]))
+    if not window.slides:
+        # Any weighted sum is the last column of a convolution: without a state in front it is not meant as one.
+        return
     first = next(iter(plain), 0)
     yield Source(path[first], 0, tuple(path[:first]))
 

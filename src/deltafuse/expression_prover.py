@@ -36,6 +36,8 @@ TEXTS.update(
 BAR = 1e-12
 #: Seeds: of the proof, of the proof of what is emitted.
 _SEED, _FRESH = 0, 1000
+#: Choices of sizes that must give something, where there are several.
+_TOLD = 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _agrees(
     parameters = rule.solve(trials[0])
     if isinstance(parameters, Reason):
         return parameters
-    worst, draws = 0.0, 0
+    worst, draws, told = 0.0, 0, 0
     for number, trial in enumerate(trials):
         for operands in _draws(pattern, trial, parameters, _SEED + number):
             found = trial.run(operands)
@@ -101,13 +103,15 @@ def _agrees(
                 return found
             if empty(found):
                 break
+            told |= 1 << number
             with np.errstate(all="ignore"):  # infinities and NaNs are compared too
                 error = difference(found, rule.reference(operands, parameters))
             if not error <= (0.0 if pattern.exact else BAR):
                 args = {"value": _result(graph, trial), "rule": pattern.name, "error": error}
                 return Reason("expression-differs", args)
             worst, draws = max(worst, error), draws + 1
-    if not draws:
+    # One size alone tells nothing of how the result goes with the sizes.
+    if told.bit_count() < min(_TOLD, len(trials)):
         return Reason("expression-empty", {"value": _result(graph, trials[0])})
     idle = _idle(graph, pattern, trials[0], parameters)
     return ProvenExpression(parameters, trials, worst, draws) if idle is None else idle

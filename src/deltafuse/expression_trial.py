@@ -16,7 +16,7 @@ from deltafuse.reasons import Reason
 from deltafuse.worker import AnyArray
 
 #: Sizes for the free axes, each its own: two ways, and once all twos and all ones.
-_SIZES = ((7, 11, 5, 13, 3, 17, 19), (4, 3, 10, 2, 9, 5, 6), (2,), (1,))
+_SIZES = ((7, 11, 5, 13, 3, 17, 19), (4, 9, 10, 2, 3, 5, 6), (2,), (1,))
 #: Integers stay where a double holds them and no arithmetic overflows.
 _LARGEST = 100
 
@@ -105,4 +105,5 @@ def _error(found: Array, wanted: Array) -> float:
     if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
         return float("inf")
     worst = float(np.abs(found[finite] - wanted[finite]).max(initial=0.0))
-    return 0.0 if worst == 0.0 else worst / float(np.abs(wanted[finite]).max())
+    scale = float(np.abs(wanted[finite]).max(initial=0.0))
+    return 0.0 if worst == 0.0 else worst / scale if scale else float("inf")
