@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from deltafuse.external import data_files, missing_notes
 from deltafuse.fused import fused_nodes
+from deltafuse.lowering_conv import is_causal_conv
 from deltafuse.match import Match, SiteReport
 from deltafuse.options import FuseOptions
 from deltafuse.patterns import Pattern
@@ -88,7 +89,9 @@ def notes(file: Model, sites: Sequence[SiteReport], anchors: Mapping[str, int], 
 
 
 def _no_site(file: Model, anchors: Mapping[str, int], others: int) -> str:
-    fused = len(fused_nodes(file.graph, range(len(file.graph.op))))
+    graph = file.graph
+    convolutions = sum(map(is_causal_conv, graph.op, graph.domain))
+    fused = len(fused_nodes(graph, range(len(graph.op)))) + convolutions
     if fused:
         return f"already-fused: {Reason('already-fused', {'count': fused}).text}"
     if not anchors:
