@@ -115,7 +115,7 @@ _TEXT = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[n, 2, t] a, float[n, 2, 2] past) => (float[n, 2, t] b, float[n, 2, 2] present)
 <float[2, 1, 3] w = {1.0, -2.0, 0.5, 0.25, 3.0, -1.0}, float[2] bias = {0.5, -0.25}, int64[1] from = {-2},
- int64[1] end = {1000000}, int64[1] axis = {2}>
+ int64[1] end = {9223372036854775807}, int64[1] axis = {2}>
 {
   x = Neg(a)
   u = Concat<axis = -1>(past, x)

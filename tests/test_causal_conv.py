@@ -19,7 +19,7 @@ from test_expressions import same
 _MODEL = """
 <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
 g (float[n, 5, t] a, float[n, 5, 3] past) => (float[n, 5, t] b, float[n, 5, 3] present)
-<int64[1] from = {-3}, int64[1] end = {1000000}, int64[1] axis = {2}, int64[1] zero = {0}, int64[1] one = {1},
+<int64[1] from = {-3}, int64[1] end = {9223372036854775807}, int64[1] axis = {2}, int64[1] zero = {0}, int64[1] one = {1},
  int64[1] two = {2}, int64[1] less = {-1}, int64[6] pads = {0, 0, 3, 0, 0, 0}, float low = {-0.5}, float high = {0.5}>
 {
   x = Neg(a)
@@ -238,6 +238,15 @@ NEAR = [
     ("causal-conv-dilation", [*_FREE, ("group = 5", "dilations = [2], group = 5")]),
     ("causal-conv-stride", [*_FREE, ("group = 5", "strides = [2], group = 5")]),
     ("causal-conv-auto-pad", [*_FREE, ("group = 5", 'auto_pad = "SAME_LOWER", group = 5')]),
+    (
+        "expression-bound",
+        [
+            *_ALONE,
+            (_JOINED, ""),
+            (_CONV, "v = Conv<group = 5, pads = [3, 0]>(x, w, bias) c = Slice(v, zero, most, axis)"),
+            ("int64[1] two", "int64[1] most = {1000}, int64[1] two"),
+        ],
+    ),
     ("expression-dtype", [("float", "double")]),
     ("expression-opset", [('"" : 17', '"" : 12')]),
 ]
@@ -267,6 +276,13 @@ def test_kernels_that_do_not_have_a_channel_each(
         tmp_path, ("group = 5", f"group = {group}"), ("float[n, 5, t] b", "float[n, q, t] b"), weight=weight
     )
     assert [site.reason.code for site in found] == codes
+
+
+def test_a_state_that_was_rounded_to_another_type_stays_where_it_is(tmp_path: Path) -> None:
+    edits = [("present = Slice(u", "h = Cast<to = 10>(u) v = Cast<to = 1>(h) present = Slice(v")]
+    (site,), left = sites(tmp_path, *edits)
+    assert set(site.match.outputs) == {"y"}
+    assert left.count("Cast") == 2
 
 
 def test_two_channels_a_group(tmp_path: Path) -> None:

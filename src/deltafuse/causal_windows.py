@@ -149,8 +149,9 @@ def states_of(view: View, window: Window, source: Source) -> list[int]:
     dtype = view.dtype(window.weight)
 
     def allowed(node: int) -> bool:
-        ends = (*view.inputs(node), *view.outputs(node))
-        return view.op(node) != "Cast" or dtype in {view.dtype(value) for value in ends}
+        (given, *_), (made, *_) = view.inputs(node), view.outputs(node)
+        # Into the type of the weight, once: what is rounded to another type on the way is another state.
+        return view.op(node) != "Cast" or view.dtype(made) in (dtype, view.dtype(given))
 
     starts = [value for value in (source.past, source.x) if value]
     found = below(view, starts, MOVES, allowed)

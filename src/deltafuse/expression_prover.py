@@ -12,6 +12,7 @@ from onnx import helper, shape_inference
 
 from deltafuse.bench import open_bench
 from deltafuse.errors import InternalError
+from deltafuse.expression_bounds import untried
 from deltafuse.expression_guard import Checked
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_trial import SizedTrial, bindings, difference, empty, feed, typed
@@ -62,6 +63,9 @@ def prove_expression(
     trials = _trials(worker, graph, shapes, checked)
     if isinstance(trials, Reason):
         return trials
+    limit = untried(graph, shapes, checked, pattern.name, [trial.sizes for trial in trials])
+    if limit is not None:
+        return limit
     found = _agrees(graph, pattern, trials, Neighbour(pattern.solve, pattern.reference))
     if isinstance(found, Reason):
         near = [code for code, other in pattern.neighbours.items() if _agrees(graph, pattern, trials, other)]
