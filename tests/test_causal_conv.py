@@ -19,8 +19,9 @@ from test_expressions import same
 _MODEL = """
 <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
 g (float[n, 5, t] a, float[n, 5, 3] past) => (float[n, 5, t] b, float[n, 5, 3] present)
-<int64[1] from = {-3}, int64[1] end = {9223372036854775807}, int64[1] axis = {2}, int64[1] zero = {0}, int64[1] one = {1},
- int64[1] two = {2}, int64[1] less = {-1}, int64[6] pads = {0, 0, 3, 0, 0, 0}, float low = {-0.5}, float high = {0.5}>
+<int64[1] from = {-3}, int64[1] end = {9223372036854775807}, int64[1] axis = {2}, int64[1] zero = {0},
+ int64[1] one = {1}, int64[1] two = {2}, int64[1] less = {-1}, int64[6] pads = {0, 0, 3, 0, 0, 0},
+ float low = {-0.5}, float high = {0.5}>
 {
   x = Neg(a)
   u = Concat<axis = -1>(past, x)
@@ -238,15 +239,6 @@ NEAR = [
     ("causal-conv-dilation", [*_FREE, ("group = 5", "dilations = [2], group = 5")]),
     ("causal-conv-stride", [*_FREE, ("group = 5", "strides = [2], group = 5")]),
     ("causal-conv-auto-pad", [*_FREE, ("group = 5", 'auto_pad = "SAME_LOWER", group = 5')]),
-    (
-        "expression-bound",
-        [
-            *_ALONE,
-            (_JOINED, ""),
-            (_CONV, "v = Conv<group = 5, pads = [3, 0]>(x, w, bias) c = Slice(v, zero, most, axis)"),
-            ("int64[1] two", "int64[1] most = {1000}, int64[1] two"),
-        ],
-    ),
     ("expression-dtype", [("float", "double")]),
     ("expression-opset", [('"" : 17', '"" : 12')]),
 ]
@@ -276,6 +268,13 @@ def test_kernels_that_do_not_have_a_channel_each(
         tmp_path, ("group = 5", f"group = {group}"), ("float[n, 5, t] b", "float[n, q, t] b"), weight=weight
     )
     assert [site.reason.code for site in found] == codes
+
+
+def test_columns_up_to_a_constant_stay_cut_off(tmp_path: Path) -> None:
+    # Right for all sizes that are run; a longer input would show that it is not the last columns.
+    (site,), left = sites(tmp_path, ("{9223372036854775807}", "{1000}"))
+    assert set(site.match.outputs) == {"y"}
+    assert "Slice" in left
 
 
 def test_a_state_that_was_rounded_to_another_type_stays_where_it_is(tmp_path: Path) -> None:
@@ -356,3 +355,25 @@ def test_verify_sees_what_is_wrong(spoil: Callable[[onnx.ModelProto], None], tar
     for level in ("site", "network"):
         assert verify(path, out, level=level).exit == 0
         assert verify(path, tmp_path / "spoiled.onnx", level=level).exit == 5, level
+
+
+@pytest.mark.parametrize(("rules", "exit_code"), [((), 0), (("gated_delta_rule", "causal_conv"), 4)])
+def test_one_that_is_refused_blocks_only_where_it_was_asked_for(
+    rules: tuple[str, ...], exit_code: int, tmp_path: Path
+) -> None:
+    step = graphs.step(
+        ("float[1,4,5,3] state)", "float[1,4,5,3] state, float z)"),
+        ("float[1,4,5,3] final_state)", "float[1,4,5,3] final_state, float[n,4,t] conv)"),
+        ("  out = Unsqueeze(o, time)", "  out = Unsqueeze(o, time)\n  conv = Conv<group = 4, pads = [3, 0]>(z, w)"),
+    )
+    step.graph.initializer.append(numpy_helper.from_array(np.ones((4, 1, 4), np.float32), "w"))
+    step.graph.input[6].type.tensor_type.ClearField("shape")
+    path = graphs.save(step, tmp_path)
+    report = graphs.fuse(path, tmp_path / "fused.onnx", target="ort", rules=rules)
+    assert [(site.status, site.op) for site in report.sites] == [
+        ("match" if exit_code else "fused", "LinearAttention"),
+        ("refused", None),
+    ]
+    assert report.sites[1].reason.code == "expression-unknown"
+    assert report.exit == exit_code
+    assert (tmp_path / "fused.onnx").exists() == (exit_code == 0)

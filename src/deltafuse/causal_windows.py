@@ -68,7 +68,7 @@ def window_of(view: View, anchor: int) -> Window | Reason | None:
     """The window that a node ends, a Reason where it is one of another kind, None where it is nothing like it."""
     found = _convolution(view, anchor) if view.op(anchor) == "Conv" else _summed(view, anchor)
     ends = (found.data, found.weight, found.result) if isinstance(found, Window) else ()
-    return None if len({view.dtype(value) for value in ends}) > 1 else found
+    return None if len({view.dtype(value) for value in ends} - {None}) > 1 else found
 
 
 def _summed(view: View, anchor: int) -> Window | None:

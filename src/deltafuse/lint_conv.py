@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from onnx import AttributeProto
+
 from deltafuse.lint_attention import opset_findings, output_findings
 from deltafuse.lint_view import Finding, View
 from deltafuse.lowering_conv import ACTIVATIONS, CAUSAL_CONV
@@ -25,7 +27,7 @@ def conv_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
     yield from output_findings(view)
     attribute = view.attributes.get("activation")
     activation = "none" if attribute is None else attribute.s.decode(errors="replace")
-    if activation not in ACTIVATIONS:
+    if attribute is not None and attribute.type == AttributeProto.STRING and activation not in ACTIVATIONS:
         wanted = " or ".join(ACTIVATIONS)
         yield view.finding("activation", "activation", activation, wanted, f"set activation to {wanted}")
     for name in (port.name for port in view.operator.inputs if not port.optional):

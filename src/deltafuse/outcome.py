@@ -34,8 +34,9 @@ def exit_code(options: FuseOptions, sites: Sequence[SiteReport]) -> int:
 def _blocking(options: FuseOptions, sites: Sequence[SiteReport]) -> Iterator[str]:
     """Names of the sites that keep the others from being written."""
     for site in sites:
-        # What only resembles an ordinary expression is left as it is and keeps nothing from being written.
-        blocks = {"refused"} if site.rule else {"refused", "near-miss"}
+        # What only resembles an ordinary expression is left as it is and keeps nothing from being written, and so is
+        # one that was not asked for.
+        blocks = {"refused", "near-miss"} if not site.rule else {"refused"} if site.rule in options.rules else ()
         if site.status in blocks and not unchosen(options, site.name):
             yield site.name
 
