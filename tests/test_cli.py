@@ -352,9 +352,13 @@ def test_targets_and_patterns_are_listed(fuse: Fuse) -> None:
     assert {limit["mark"] for limit in targets[0]["limits"]} <= set("VSA")
     assert "static-batch" in {limit["code"] for limit in targets[0]["limits"]}
     assert "static-batch" in fuse("targets").out
+    others = [[other["op"] for other in target["others"]] for target in targets]
+    assert others == [[], [], ["CausalConvWithState"], ["CausalConvWithState"]]
+    assert fuse("targets").out.count("by default: CausalConvWithState") == 2
     lines = [line.split()[:3] for line in fuse("patterns").out.splitlines()]
     assert lines == [
         ["rule", "kind", "default"],
+        ["causal_conv", "expression", "onnx,"],
         ["delta_rule", "recurrence", "on"],
         ["gated_delta_rule", "recurrence", "on"],
         ["identity", "expression", "off"],
@@ -363,10 +367,11 @@ def test_targets_and_patterns_are_listed(fuse: Fuse) -> None:
         ["min_max_clip", "expression", "off"],
     ]
     rows = fuse("patterns", "--json").document["patterns"]
-    assert [(row["name"], row["kind"], row["default"]) for row in rows][1:3] == [
-        ("gated_delta_rule", "recurrence", True),
-        ("identity", "expression", False),
+    assert [(row["name"], row["kind"], row["default"], row["targets"]) for row in rows][::2][:2] == [
+        ("causal_conv", "expression", False, ["onnx", "ort"]),
+        ("gated_delta_rule", "recurrence", True, ["ascend-310p", "ascend-a2", "onnx", "ort"]),
     ]
+    assert rows[3]["targets"] == []
     assert all(row["summary"].endswith(".") for row in rows)
 
 

@@ -152,6 +152,18 @@ def test_types_that_differ_are_refused_where_the_operator_has_one(tmp_path: Path
     assert site.reason.code == "expression-types"
 
 
+def test_a_bound_that_no_size_reaches_proves_nothing(tmp_path: Path) -> None:
+    model = _MODEL.replace("<float one = {1.0}>", "<float one = {1.0}, int64[1] zero = {0}, int64[1] most = {1000}>")
+    model = model.replace("y = Div(one, x)", "s = Slice(x, zero, most, zero)\n  y = Div(one, s)")
+    edit = ('operators = {"Div": (1, 1)}', 'operators = {"Div": (1, 1), "Slice": (1, 1)}')
+    (site,) = fused(tmp_path, edit, model=model).sites
+    assert (site.status, site.reason.code) == ("near-miss", "expression-bound")
+    (tmp_path / "few").mkdir()
+    # Three rows are tried, and more: the reference is seen not to cut them off.
+    (site,) = fused(tmp_path / "few", edit, model=model.replace("{1000}", "{3}")).sites
+    assert (site.status, site.reason.code) == ("near-miss", "expression-differs")
+
+
 def test_axes_without_elements_prove_nothing(tmp_path: Path) -> None:
     (site,) = fused(tmp_path, model=_MODEL.replace("[n, 4]", "[n, 0]")).sites
     assert site.reason.code == "expression-empty"
@@ -194,7 +206,7 @@ def test_a_pattern_that_lacks_a_part_is_the_user_s_to_mend(tmp_path: Path) -> No
 _CONV = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[n, 6, t] a, float[n, 6, 3] past) => (float[n, 6, t] b, float[n, 6, 3] present)
-<int64[1] from = {-3}, int64[1] end = {1000000}, int64[1] axis = {2}>
+<int64[1] from = {-3}, int64[1] end = {2147483647}, int64[1] axis = {2}>
 {
   x = Neg(a)
   joined = Concat<axis = -1>(past, x)

@@ -507,7 +507,8 @@ def test_whole_fused_models_are_good(fixture, target, tmp_path, fuse):
     assert fuse_model(FuseOptions(export(fixture).path, fused, target=target), SilentProgress()).exit == 0
     outcome = fuse("lint", fused, "--json")
     assert (outcome.exit, outcome.document["targets"], outcome.document["findings"]) == (0, [target], [])
-    assert outcome.document["nodes"] == 3
+    # The convolutions in front of the rule are looked over, too, where the target has an operator for them.
+    assert outcome.document["nodes"] == (3 if target == "ascend-310p" else 6)
     assert fuse("lint", fused, "--target", target).out.endswith("no findings, 0 notes\n")
 
 

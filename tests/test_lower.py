@@ -610,14 +610,51 @@ def test_the_opset_of_linear_attention_goes_with_it(tmp_path):
     assert np.isfinite(run(tmp_path / "lowered.onnx", feeds)[0]).all()
 
 
-@pytest.mark.parametrize("op", ["Attention", "CausalConvWithState"])
+def with_convolution(model, domain):
+    # Over the five tokens of the key, as five channels.
+    model.graph.node.append(helper.make_node("CausalConvWithState", ["k", "w"], ["y", "carry"], "conv", domain=domain))
+    weight = np.random.default_rng(0).normal(size=(5, 1, 4)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model.graph.output.extend(helper.make_tensor_value_info(name, FLOAT, None) for name in ("y", "carry"))
+    return model
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+@pytest.mark.parametrize("rounding", [True, False])
+def test_a_causal_convolution_is_lowered_beside_it(tmp_path, domain, rounding):
+    feeds = {name: value.astype(np.float32) for name, value in attention_case(2, 2, 2).items()}
+    model = with_convolution(attention_model(feeds, domain, FLOAT, q_num_heads=2, kv_num_heads=2), domain)
+    path = saved(model, tmp_path)
+    report = lower(path, tmp_path / "lowered.onnx", linear_attention="always", rounding=rounding)
+    assert [(found.name, found.op) for found in report.lowered] == [
+        ("attention", "LinearAttention"),
+        ("conv", "CausalConvWithState"),
+    ]
+    lowered = onnx.load(tmp_path / "lowered.onnx")
+    assert {node.op_type for node in lowered.graph.node}.isdisjoint({"LinearAttention", "CausalConvWithState"})
+    assert next(entry.version for entry in lowered.opset_import if not entry.domain) == (17 if domain else 23)
+    for found, wanted in zip(run(tmp_path / "lowered.onnx", feeds)[2:], run(path, feeds)[2:], strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_causal_convolution_stays_where_onnxruntime_has_it(tmp_path):
+    feeds = {name: value.astype(np.float32) for name, value in attention_case(2, 2, 2).items()}
+    model = with_convolution(attention_model(feeds, "com.microsoft", FLOAT, q_num_heads=2, kv_num_heads=2), "")
+    model.graph.node[1].domain = "com.microsoft"
+    assert lower(saved(model, tmp_path), tmp_path / "lowered.onnx").exit == 3
+    model.graph.node[1].domain = "my.domain"
+    assert lower(saved(model, tmp_path), tmp_path / "lowered.onnx", linear_attention="always").exit == 0
+    assert "CausalConvWithState" in {node.op_type for node in onnx.load(tmp_path / "lowered.onnx").graph.node}
+
+
+@pytest.mark.parametrize("op", ["Attention", "CumProd"])
 def test_the_opset_stays_where_another_node_needs_it(tmp_path, op):
     model = attention_model(attention_case(2, 2, 2), "", FLOAT, q_num_heads=2, kv_num_heads=2)
-    # One whose causal mask changed with opset 24, and one that came with 27.
+    # One whose causal mask changed with opset 24, and one that came with 26.
     node = helper.make_node(
         "Attention", ["k", "k", "k", "", "past"], ["more"], is_causal=1, q_num_heads=1, kv_num_heads=1
     )
-    other = helper.make_node("CausalConvWithState", ["k", "w"], ["more", "carry"])
+    other = helper.make_node("CumProd", ["k", "axis"], ["more"])
     model.graph.node.append(node if op == "Attention" else other)
     report = lower(saved(model, tmp_path), tmp_path / "lowered.onnx", linear_attention="always")
     assert [entry.version for entry in onnx.load(tmp_path / "lowered.onnx").opset_import] == [27]

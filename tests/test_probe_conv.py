@@ -58,3 +58,31 @@ def test_channels_that_are_mixed_do_not_run() -> None:
 def test_another_convolution_is_left_as_it_is(attributes: dict[str, object]) -> None:
     node = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
     assert plain_convolution(node) == [node]
+
+
+@pytest.mark.parametrize(("sizes", "pads"), [((1, 4), [0, 3, 0, 0]), ((4, 1), [3, 0, 0, 0]), ((1, 4), [0, 1, 0, 2])])
+def test_a_kernel_that_is_wide_in_one_of_two_axes(sizes: tuple[int, int], pads: list[int]) -> None:
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], group=6, pads=pads)
+    ends = [("x", [2, 6, 9, 1] if sizes[0] > 1 else [2, 6, 1, 9]), ("w", [6, 1, *sizes]), ("b", [6])]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in ends]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feeds = drawn(model)
+    (wanted,) = graphs.session(model).run(None, feeds)
+    (found,) = graphs.double(model).run(None, {name: array.astype(np.float64) for name, array in feeds.items()})
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("op", "domain"), [("QuickGelu", "com.microsoft"), ("Swish", "")])
+@pytest.mark.parametrize("alpha", [None, 1.0, 1.5])
+def test_gates_of_one_operator_have_a_double_form(op: str, domain: str, alpha: float | None) -> None:
+    stated = {} if alpha is None else {"alpha": alpha}
+    node = helper.make_node(op, ["x"], ["y"], domain=domain, **stated)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [5]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    x = np.linspace(-3, 3, 5).astype(np.float32)
+    (wanted,) = graphs.session(model).run(None, {"x": x})
+    (found,) = graphs.double(model).run(None, {"x": x.astype(np.float64)})
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -238,7 +238,8 @@ def lower(
         fused: the fused model; never written.
         output: the file to write.
         rounding: round operands and results as the kernels do; else keep the unfused graph's own precision.
-        linear_attention: lower LinearAttention where the installed onnxruntime lacks it, always, or never.
+        linear_attention: lower LinearAttention and CausalConvWithState where the installed onnxruntime lacks them,
+            always, or never.
         progress: told about stages.
 
     Returns:

@@ -187,17 +187,30 @@ def _lint(given: argparse.Namespace) -> int:
 
 
 def _patterns(given: argparse.Namespace) -> int:
+    from deltafuse import targets
     from deltafuse.patterns import loaded
 
     found = loaded(given.patterns)
+    profiles = [targets.get(name) for name in targets.names()]
+    on = {entry.name: [p.name for p in profiles if entry.default or entry.operator in p.ordinary] for entry in found}
     rows = [
-        {"name": entry.name, "kind": entry.kind, "default": entry.default, "summary": entry.summary} for entry in found
+        {
+            "name": entry.name,
+            "kind": entry.kind,
+            "default": entry.default,
+            "targets": on[entry.name],
+            "summary": entry.summary,
+        }
+        for entry in found
     ]
     if given.json:
         return _show(True, {"patterns": rows}, ())
     from deltafuse.tables import columns
 
-    cells = [(entry.name, entry.kind, "on" if entry.default else "off", entry.summary) for entry in found]
+    cells = [
+        (entry.name, entry.kind, "on" if entry.default else ", ".join(on[entry.name]) or "off", entry.summary)
+        for entry in found
+    ]
     return _show(False, {}, list(columns(("rule", "kind", "default", "what it is"), cells)))
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
 from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
+from deltafuse.dims import Dim
 from deltafuse.expression_view import View, counts_fit
 from deltafuse.expressions import Expression, Proposal
 from deltafuse.graph import Graph
 from deltafuse.guards import is_random
-from deltafuse.probe import Cut, cut_model
+from deltafuse.probe import Cut, backward_slice, cut_model
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model
@@ -56,11 +57,13 @@ class Checked:
     Attributes:
         cut: between roles and outputs.
         nodes: those that data passes through, ascending.
+        sizes: sizes that are read from values outside: the value that holds them -> what they are.
     """
 
     proposal: Proposal
     cut: Cut
     nodes: tuple[int, ...]
+    sizes: Mapping[int, tuple[Dim, ...]] = field(default_factory=dict[int, tuple[Dim, ...]])
 
 
 def check(
@@ -70,7 +73,9 @@ def check(
     refused = _typed(view, pattern, proposal)
     if refused is not None:
         return refused
-    cut = cut_model(model, shapes, tuple(proposal.roles.values()), tuple(proposal.outputs.values()))
+    roles, results = tuple(proposal.roles.values()), tuple(proposal.outputs.values())
+    sizes = sizes_read(model.graph, shapes, roles, results) if "Shape" in pattern.shape_operators else {}
+    cut = cut_model(model, shapes, (*roles, *sizes), results)
     if isinstance(cut, Reason):
         return cut
     nodes = _through(model.graph, cut.nodes, proposal.roles.values())
@@ -85,7 +90,7 @@ def check(
         if node not in nodes and _rounds(model.graph, shapes, node):
             value = model.graph.node_outputs[node][0]
             return Reason("expression-constant", {"value": view.name(value), "op": view.op(node)})
-    return Checked(proposal, cut, nodes)
+    return Checked(proposal, cut, nodes, sizes)
 
 
 def _typed(view: View, pattern: Expression, proposal: Proposal) -> Reason | None:
@@ -104,6 +109,25 @@ def _typed(view: View, pattern: Expression, proposal: Proposal) -> Reason | None
         if pattern.one_type and dtype != types[0]:
             return Reason("expression-types", {"value": view.name(value), "rule": pattern.name})
     return None
+
+
+def sizes_read(
+    graph: Graph, shapes: Shapes, roles: Sequence[int], results: Sequence[int]
+) -> dict[int, tuple[Dim, ...]]:
+    """What Shape tells of values that are not computed from a role, as far as it is known."""
+    reached, found = set(roles), dict[int, tuple[Dim, ...]]()
+    for node in backward_slice(graph, roles, results)[0]:
+        if graph.op[node] == "Shape" and reached.isdisjoint(graph.node_inputs[node]):
+            dims, attributes = shapes.shape(graph.node_inputs[node][0]), graph.attributes(node)
+            start, end = (attributes[name].i if name in attributes else None for name in ("start", "end"))
+            if dims is not None:
+                found[graph.node_outputs[node][0]] = dims[start:end]
+        elif not reached.isdisjoint(graph.reads(node)):
+            reached.update(value for value in graph.node_outputs[node] if value)
+    # Sizes that only values further up are computed with are not read here.
+    nodes = backward_slice(graph, (*roles, *found), results)[0]
+    read = {value for node in nodes for value in graph.reads(node)}
+    return {value: dims for value, dims in found.items() if value in read}
 
 
 def _through(graph: Graph, nodes: Sequence[int], roles: Collection[int]) -> tuple[int, ...]:
@@ -138,20 +162,32 @@ def _rounds(graph: Graph, shapes: Shapes, node: int) -> bool:
     return any(made not in _WIDER.get(dtype or 0, {made}) for dtype in given)
 
 
-def outside(graph: Graph, checked: Checked) -> Reason | None:
-    """Why the rest of the graph needs the nodes to stay as they are, None where it does not.
-
-    A value inside that something else reads, or a role that is computed from an output. Constants may be shared.
-    """
-    results = set(checked.proposal.outputs.values())
-    ends = set(graph.outputs)
-    inside = set(checked.cut.nodes)
-    for node in checked.nodes:
+def staying(graph: Graph, checked: Checked) -> dict[int, int]:
+    """The nodes inside that something outside needs -> the value it reads. Constants may be shared and do not count."""
+    results, ends, inside = set(checked.proposal.outputs.values()), set(graph.outputs), set(checked.cut.nodes)
+    found: dict[int, int] = {}
+    for node in reversed(checked.nodes):
         for value in graph.node_outputs[node]:
             if not value or value in results:
                 continue
+            needed = [found[reader] for reader in graph.consumers[value] if reader in found]
             if value in ends or any(reader not in inside for reader in graph.consumers[value]):
-                return Reason("inner-value-used", {"value": graph.name(value)})
+                needed = [value]
+            if needed:
+                found.setdefault(node, needed[0])
+    return found
+
+
+def outside(graph: Graph, pattern: Expression, checked: Checked) -> Reason | None:
+    """Why the rest of the graph needs the nodes to stay as they are, None where it does not.
+
+    A value inside that something else reads, unless it is computed by what may stay; or a role that is computed from an
+    output.
+    """
+    results, inside = set(checked.proposal.outputs.values()), set(checked.cut.nodes)
+    for node, value in staying(graph, checked).items():
+        if graph.op[node] not in pattern.kept or graph.domain[node]:
+            return Reason("inner-value-used", {"value": graph.name(value)})
     last = max((graph.producer[value] for value in checked.proposal.roles.values()), default=-1)
     reached = set(results)
     for node in range(min(checked.nodes), last + 1):

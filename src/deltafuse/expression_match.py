@@ -19,7 +19,7 @@ class ExpressionMatch:
         rule: name of the pattern.
         roles, outputs: by the pattern's names.
         parameters: what was solved, e.g. ``{"axis": -1, "eps": 1e-05}``.
-        nodes: nodes between roles and outputs that data passes through, ascending: all of them go.
+        nodes: nodes between roles and outputs that data passes through and that go, ascending.
         class_key: equal for sites that share one proof.
     """
 
@@ -52,7 +52,8 @@ class ExpressionPlan:
         nodes: to insert; they write the outputs under their old names. None where all outputs are aliases.
         value_info: declared types of new values.
         aliases: name of an output that nothing writes any more -> name of the value its readers read instead.
-        target_opset: whether the file must import what the target's operators need.
+        target_opset: domain and version that the file must import for the target's operators, None where none of
+            them is written.
     """
 
     match: ExpressionMatch
@@ -60,6 +61,6 @@ class ExpressionPlan:
     nodes: tuple[onnx.NodeProto, ...]
     value_info: tuple[onnx.ValueInfoProto, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-    target_opset: bool = False
+    target_opset: tuple[str, int] | None = None
     notes: tuple[str, ...] = ()
     pins: tuple[tuple[int, int, int], ...] = ()

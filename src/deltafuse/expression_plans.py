@@ -10,11 +10,13 @@ import onnx
 from onnx import helper
 
 from deltafuse.errors import InternalError
+from deltafuse.expression_guard import sizes_read
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.expression_prover import prove_emission
 from deltafuse.expression_sites import ExpressionSite
 from deltafuse.expressions import Expression, Place
 from deltafuse.match import SiteReport
+from deltafuse.opset import adapt_all
 from deltafuse.options import FuseOptions
 from deltafuse.planning import unchosen
 from deltafuse.probe import cut_model
@@ -50,8 +52,7 @@ def plan_expressions(
             continue
         key = (planned.match.class_key, planned.op)
         if key not in errors and site.proven is not None:
-            imports = dict(opsets) | dict([target.opset] if planned.target_opset and target.opset else [])
-            errors[key] = prove_emission(site.pattern, planned, site.proven, worker, imports)
+            errors[key] = prove_emission(site.pattern, planned, site.proven, worker, opsets)
         match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
         plans.append(replace(planned, match=match))
         notes = (*match.notes, *planned.notes)
@@ -77,7 +78,8 @@ def _plan(options: FuseOptions, target: Target, site: ExpressionSite, opset: int
 def _emitted(pattern: Expression, match: ExpressionMatch, target: Target, opset: int) -> ExpressionPlan | Reason:
     properties = {"deltafuse.site": match.name, "deltafuse.rule": match.rule, "deltafuse.version": version()}
     emitter = Emitter(f"{match.name}/{match.rule}", properties)
-    place = Place(match.roles, match.outputs, match.parameters, opset, target.name, target.opset)
+    domain = target.domain_of(pattern.operator) if pattern.operator else None
+    place = Place(match.roles, match.outputs, match.parameters, opset, target.name, target.opset, domain)
     emission = pattern.emit(place, emitter)
     if isinstance(emission, Reason):
         return emission
@@ -87,9 +89,8 @@ def _emitted(pattern: Expression, match: ExpressionMatch, target: Target, opset:
     wanted = [role.name for role in match.results() if role.name not in aliases]
     if any(written.count(name) != 1 for name in wanted) or not aliases.keys().isdisjoint(written):
         raise InternalError(f"the nodes emitted for {match.name} do not write each of {wanted} once")
-    return ExpressionPlan(
-        match, emission.op, nodes, emission.value_info, aliases, emission.target_opset, emission.notes
-    )
+    needed = target.opset if emission.target_opset else None
+    return ExpressionPlan(match, emission.op, nodes, emission.value_info, aliases, needed, emission.notes)
 
 
 def extract_expressions(folder: Path, model: Model, shapes: Shapes, plans: Sequence[ExpressionPlan]) -> tuple[str, ...]:
@@ -101,28 +102,47 @@ def extract_expressions(folder: Path, model: Model, shapes: Shapes, plans: Seque
     for plan in plans:
         folder.mkdir(parents=True, exist_ok=True)
         match = plan.match
-        cut = cut_model(model, shapes, [role.value for role in match.operands()], [r.value for r in match.results()])
+        roles, results = ([role.value for role in some] for some in (match.operands(), match.results()))
+        cut = cut_model(model, shapes, (*roles, *sizes_read(model.graph, shapes, roles, results)), results)
         if isinstance(cut, Reason):
             raise InternalError(f"{match.name} was proven but cannot be cut out: {cut.text}")
-        models = {"before": cut.model.graph.node, "after": plan.nodes}
-        for kind, nodes in models.items():
+        after, opsets = _raised(plan, {entry.domain: entry.version for entry in cut.model.opset_import})
+        for kind, nodes in {"before": list(cut.model.graph.node), "after": after}.items():
             if nodes:
                 path = folder / f"{match.name}.{kind}.onnx"
-                path.write_bytes(_alone(plan, cut.model, list(nodes)).SerializeToString())
+                path.write_bytes(_alone(plan, cut.model, nodes, opsets).SerializeToString())
                 files.append(str(path))
     return tuple(files)
 
 
-def _alone(plan: ExpressionPlan, cut: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
+def _raised(plan: ExpressionPlan, opsets: Mapping[str, int]) -> tuple[list[onnx.NodeProto], Mapping[str, int]]:
+    """A plan's nodes as the opsets write them that its operators need, and these opsets."""
+    domain, version = plan.target_opset or ("", 0)
+    have = opsets.get(domain, 0)
+    if have >= version:
+        return list(plan.nodes), opsets
+    raised = plan.nodes if domain else adapt_all(plan.nodes, have, version)
+    return list(plan.nodes if isinstance(raised, Reason) else raised), {**opsets, domain: version}
+
+
+def _alone(
+    plan: ExpressionPlan, cut: onnx.ModelProto, nodes: list[onnx.NodeProto], opsets: Mapping[str, int]
+) -> onnx.ModelProto:
     match = plan.match
+    read = {name for node in nodes for name in node.input}
+    sizes = [
+        info
+        for info in cut.graph.input
+        if info.name in read and info.name not in {role.name for role in match.operands()}
+    ]
     ends = [
         [helper.make_tensor_value_info(r.name, r.dtype, [d if isinstance(d, int) else str(d) for d in r.shape])
          for r in roles]
         for roles in (match.operands(), match.results())
     ]  # fmt: skip
-    read = {name for node in nodes for name in node.input}
     constants = [tensor for tensor in cut.graph.initializer if tensor.name in read]
-    graph = helper.make_graph(nodes, match.name, *ends, initializer=constants, doc_string=f"{match.rule}: {plan.op}")
-    return helper.make_model(
-        graph, producer_name="deltafuse", opset_imports=list(cut.opset_import), ir_version=cut.ir_version
+    graph = helper.make_graph(
+        nodes, match.name, ends[0] + sizes, ends[1], initializer=constants, doc_string=f"{match.rule}: {plan.op}"
     )
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    return helper.make_model(graph, producer_name="deltafuse", opset_imports=imports, ir_version=cut.ir_version)

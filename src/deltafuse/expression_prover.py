@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,9 +12,10 @@ from onnx import helper, shape_inference
 
 from deltafuse.bench import open_bench
 from deltafuse.errors import InternalError
+from deltafuse.expression_bounds import untried
 from deltafuse.expression_guard import Checked
 from deltafuse.expression_match import ExpressionPlan
-from deltafuse.expression_trial import SizedTrial, bindings, difference, feed, typed
+from deltafuse.expression_trial import SizedTrial, bindings, difference, empty, feed, typed
 from deltafuse.expressions import Array, Expression, Neighbour, Operands, Parameters
 from deltafuse.graph import Graph
 from deltafuse.match import Role
@@ -36,6 +37,8 @@ TEXTS.update(
 BAR = 1e-12
 #: Seeds: of the proof, of the proof of what is emitted.
 _SEED, _FRESH = 0, 1000
+#: Choices of sizes that must give something, where there are several.
+_TOLD = 2
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ def prove_expression(
     trials = _trials(worker, graph, shapes, checked)
     if isinstance(trials, Reason):
         return trials
+    limit = untried(graph, shapes, checked, pattern.name, [trial.sizes for trial in trials])
+    if limit is not None:
+        return limit
     found = _agrees(graph, pattern, trials, Neighbour(pattern.solve, pattern.reference))
     if isinstance(found, Reason):
         near = [code for code, other in pattern.neighbours.items() if _agrees(graph, pattern, trials, other)]
@@ -73,10 +79,12 @@ def _trials(worker: Worker, graph: Graph, shapes: Shapes, checked: Checked) -> t
     dims = {role: shapes.shape(value) or () for role, value in proposal.roles.items()}
     dtypes = {role: shapes.dtype(value) or 0 for role, value in proposal.roles.items()}
     names = {value: graph.name(value) for value in (*cut.inputs, *cut.outputs)}
-    bench = open_bench(worker, cut, names, {value: dims[role] for role, value in proposal.roles.items()}, {})
+    shaped = {value: dims[role] for role, value in proposal.roles.items()}
+    bench = open_bench(worker, cut, names, shaped, checked.sizes)
     if isinstance(bench, Reason):
         return bench
-    trials = tuple(SizedTrial(bench, proposal, dims, dtypes, sizes) for sizes in bindings(tuple(dims.values())))
+    known = (*dims.values(), *checked.sizes.values())
+    trials = tuple(SizedTrial(bench, proposal, dims, dtypes, sizes) for sizes in bindings(known))
     return trials or Reason("expression-empty", {"value": names[cut.outputs[0]]})
 
 
@@ -91,18 +99,24 @@ def _agrees(
     parameters = rule.solve(trials[0])
     if isinstance(parameters, Reason):
         return parameters
-    worst, draws = 0.0, 0
+    worst, draws, told = 0.0, 0, 0
     for number, trial in enumerate(trials):
         for operands in _draws(pattern, trial, parameters, _SEED + number):
             found = trial.run(operands)
             if isinstance(found, Reason):
                 return found
+            if empty(found):
+                break
+            told |= 1 << number
             with np.errstate(all="ignore"):  # infinities and NaNs are compared too
                 error = difference(found, rule.reference(operands, parameters))
             if not error <= (0.0 if pattern.exact else BAR):
                 args = {"value": _result(graph, trial), "rule": pattern.name, "error": error}
                 return Reason("expression-differs", args)
             worst, draws = max(worst, error), draws + 1
+    # One size alone tells nothing of how the result goes with the sizes.
+    if told.bit_count() < min(_TOLD, len(trials)):
+        return Reason("expression-empty", {"value": _result(graph, trials[0])})
     idle = _idle(graph, pattern, trials[0], parameters)
     return ProvenExpression(parameters, trials, worst, draws) if idle is None else idle
 
@@ -135,7 +149,7 @@ def prove_emission(pattern: Expression, plan: ExpressionPlan, proven: ProvenExpr
         plan: the new nodes.
         proven: of this site or of one with an equal cut.
         worker: runs both.
-        opsets: domain -> version that the nodes are written for.
+        opsets: domain -> version that the file imports.
 
     Returns:
         The largest relative error.
@@ -148,6 +162,8 @@ def prove_emission(pattern: Expression, plan: ExpressionPlan, proven: ProvenExpr
     for number, trial in enumerate(proven.trials):
         for operands in _draws(pattern, trial, proven.parameters, _FRESH + number):
             wanted = trial.run(operands)
+            if not isinstance(wanted, Reason) and empty(wanted):
+                break
             found = _run(plan, worker, session, operands)
             if isinstance(wanted, Reason) or isinstance(found, Reason):
                 reason = wanted if isinstance(wanted, Reason) else cast("Reason", found)
@@ -186,7 +202,7 @@ def _load(pattern: Expression, plan: ExpressionPlan, worker: Worker, opsets: Map
     graph = onnx.GraphProto(name="emitted", node=plain)
     graph.input.extend(_declared(role) for role in plan.match.operands())
     graph.output.extend(onnx.ValueInfoProto(name=role.name) for role in written)
-    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    imports = [helper.make_opsetid(domain, version) for domain, version in _imports(plan, plain, opsets).items()]
     model = onnx.ModelProto(ir_version=8, opset_import=imports, graph=graph)
     _check_types(plan, model, written)
     double = to_double(model)
@@ -194,6 +210,15 @@ def _load(pattern: Expression, plan: ExpressionPlan, worker: Worker, opsets: Map
     if isinstance(session, Reason):
         raise _bug(plan, session.text)
     return session
+
+
+def _imports(plan: ExpressionPlan, plain: Sequence[onnx.NodeProto], opsets: Mapping[str, int]) -> Mapping[str, int]:
+    """What lowered nodes need: an older onnxruntime refuses a new opset, whatever the file holds."""
+    have = opsets.get("", 17)
+    if all(onnx.defs.has(node.op_type, have, "") for node in plain if node.domain in ("", "ai.onnx")):
+        added = {node.domain: 1 for node in plain if node.domain} if plan.target_opset else {}
+        return {**added, **opsets}
+    return {**opsets, **dict([plan.target_opset] if plan.target_opset else [])}
 
 
 def _declared(role: Role) -> onnx.ValueInfoProto:

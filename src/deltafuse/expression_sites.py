@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from deltafuse.expression_guard import Checked, check, outside
+from deltafuse.expression_guard import Checked, check, outside, staying
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.expression_prover import ProvenExpression, prove_expression
 from deltafuse.expression_view import View
@@ -179,7 +179,7 @@ class _Search:
             # What is shared names a value of the first site.
             result = self._view.name(next(iter(proposal.outputs.values())))
             return _Attempt(anchor, Reason(proven.code, {**proven.args, "value": result}), checked, key)
-        refused = outside(self._model.graph, checked)
+        refused = outside(self._model.graph, pattern, checked)
         return _Attempt(anchor, proven if refused is None else refused, checked, key)
 
     def _key(self, pattern: Expression, checked: Checked) -> bytes:
@@ -187,7 +187,8 @@ class _Search:
         proposal, cut, shapes = checked.proposal, checked.cut, self._shapes
         roles = [(role, str(shapes.shape(value)), shapes.dtype(value)) for role, value in proposal.roles.items()]
         names = [self._view.name(value) for value in cut.inputs]
-        head = f"{pattern.name}{roles}{list(proposal.outputs)}".encode()
+        sizes = [str(dims) for dims in checked.sizes.values()]
+        head = f"{pattern.name}{roles}{list(proposal.outputs)}{sizes}".encode()
         return hashlib.sha256(head + canonical(cut.model, names)).digest()
 
     def _site(self, pattern: Expression, attempt: _Attempt, name: str, first: dict[bytes, str]) -> ExpressionSite:
@@ -196,17 +197,19 @@ class _Search:
             reason = proven if isinstance(proven, Reason) else Reason("not-convex")
             return ExpressionSite(name, pattern, reason, None, len(attempt.nodes))
         shared = first.setdefault(attempt.key, name)
+        kept = staying(self._model.graph, checked)
+        nodes = tuple(node for node in checked.nodes if node not in kept)
         match = ExpressionMatch(
             name,
             pattern.name,
             {role: self._role(value) for role, value in checked.proposal.roles.items()},
             {role: self._role(value) for role, value in checked.proposal.outputs.items()},
             proven.parameters,
-            checked.nodes,
+            nodes,
             attempt.key,
             Proof(proven.max_error, proven.draws, None if shared == name else shared),
         )
-        return ExpressionSite(name, pattern, match, proven, len(checked.nodes))
+        return ExpressionSite(name, pattern, match, proven, len(nodes))
 
     def _role(self, value: int) -> Role:
         return Role(value, self._view.name(value), "", self._shapes.shape(value) or (), self._shapes.dtype(value) or 0)

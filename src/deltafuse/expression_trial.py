@@ -15,8 +15,8 @@ from deltafuse.expressions import FLOATS, Array, Operands, Proposal
 from deltafuse.reasons import Reason
 from deltafuse.worker import AnyArray
 
-#: Sizes for the free axes, each its own: two ways, and once all ones.
-_SIZES = ((7, 11, 5, 13, 3, 17, 19), (4, 3, 10, 2, 9, 5, 6), (1,))
+#: Sizes for the free axes, each its own: two ways, and once all twos and all ones.
+_SIZES = ((7, 11, 5, 13, 3, 17, 19), (4, 9, 10, 2, 3, 5, 6), (2,), (1,))
 #: Integers stay where a double holds them and no arithmetic overflows.
 _LARGEST = 100
 
@@ -83,6 +83,14 @@ def bindings(shapes: Sequence[tuple[Dim, ...]]) -> Iterator[Mapping[str, int]]:
             yield sizes
 
 
+def empty(found: Operands) -> bool:
+    """Whether the nodes gave nothing at these sizes, e.g. a window that is longer than what it slides over.
+
+    onnxruntime's own kernels refuse some of these sizes: nothing can be told of them.
+    """
+    return any(array.size == 0 for array in found.values())
+
+
 def difference(found: Operands, wanted: Operands) -> float:
     """Largest difference over the largest finite number of each output; inf where shapes, NaNs or infinities differ."""
     if found.keys() != wanted.keys():
@@ -97,4 +105,5 @@ def _error(found: Array, wanted: Array) -> float:
     if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
         return float("inf")
     worst = float(np.abs(found[finite] - wanted[finite]).max(initial=0.0))
-    return 0.0 if worst == 0.0 else worst / float(np.abs(wanted[finite]).max())
+    scale = float(np.abs(wanted[finite]).max(initial=0.0))
+    return 0.0 if worst == 0.0 else worst / scale if scale else float("inf")

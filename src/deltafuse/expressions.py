@@ -60,6 +60,7 @@ class Place:
         opset: version of the ai.onnx operators that the file imports.
         target: name of the profile that is fused for.
         target_opset: domain and version that the target's own operators need, None where they need none.
+        domain: of the target's operator that the pattern names, None where it names none or the target has none.
     """
 
     roles: Mapping[str, Role]
@@ -68,6 +69,7 @@ class Place:
     opset: int
     target: str
     target_opset: tuple[str, int] | None = None
+    domain: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,10 +145,13 @@ class Expression(ABC):
     Attributes:
         name: the pattern's name; prefix of the names of its sites.
         default: whether it is looked for without being named by ``--rules``.
+        operator: what it becomes, where only some targets have that: it is looked for by default on those
+            (`deltafuse.targets.profile.Profile.others`).
         anchors: op_types that the search starts from.
         operators: op_type -> how many of them (least, most) a site may have that data passes through. An operator of
             another domain is called ``domain.op_type``. Nodes on constants alone may be any.
         shape_operators: op_types that may compute sizes inside a site.
+        kept: op_types that may stay where something outside reads what they write, and are computed beside the site.
         roles: names of what the expression reads, weights too.
         outputs: names of what it gives.
         dtypes: element types that roles and outputs may have.
@@ -165,7 +170,9 @@ class Expression(ABC):
     outputs: tuple[str, ...]
     examples: tuple[Example, ...]
     default: bool = False
+    operator: str = ""
     shape_operators: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
     dtypes: frozenset[int] = FLOATS
     one_type: bool = True
     exact: bool = False

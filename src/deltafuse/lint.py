@@ -16,6 +16,7 @@ from deltafuse.errors import DeltafuseError
 from deltafuse.external import external_tensors
 from deltafuse.lint_attention import attention_findings
 from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
+from deltafuse.lint_conv import conv_findings, is_conv
 from deltafuse.lint_operands import (
     constant_findings,
     memory_findings,
@@ -26,6 +27,7 @@ from deltafuse.lint_operands import (
 )
 from deltafuse.lint_view import Finding, View, is_attention
 from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.targets import Profile
@@ -34,6 +36,9 @@ from deltafuse.targets.profile import Operator
 from deltafuse.wire import Model, scan
 
 __all__ = ["Finding", "LintReport", "lint", "node_findings"]
+
+#: Operators that are called by name, in a domain.
+_NAMED = (LINEAR_ATTENTION, CAUSAL_CONV)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ def lint(fused: Path, target: str | None = None, progress: Progress | None = Non
     shown.start("looking over")
     model = scan(fused)
     shapes = Shapes(model)
-    found = [node for node, op in enumerate(model.graph.op) if op in ("Custom", LINEAR_ATTENTION)]
+    found = [node for node, op in enumerate(model.graph.op) if op in ("Custom", *_NAMED)]
     profiles = [targets.get(target)] if target is not None else _profiles(model, found)
     findings: list[Finding] = []
     notes: list[Finding] = []
@@ -126,9 +131,10 @@ def _view(model: Model, shapes: Shapes, profile: Profile, node: int) -> View | N
 
 
 def _operator(profile: Profile, message: onnx.NodeProto, attributes: dict[str, onnx.AttributeProto]) -> Operator | None:
-    if message.op_type == LINEAR_ATTENTION:
+    if message.op_type in _NAMED:
         domain = "" if message.domain == "ai.onnx" else message.domain
-        return next((one for one in profile.operators if one.op == LINEAR_ATTENTION and one.domain == domain), None)
+        known = (*profile.operators, *profile.others)
+        return next((one for one in known if one.op == message.op_type and one.domain == domain), None)
     op = value_of(attributes["type"]) if "type" in attributes else ""
     names = value_of(attributes["input_names"]) if "input_names" in attributes else None
     known = [one for one in profile.operators if one.op == op]
@@ -140,17 +146,17 @@ def _ports(view: View) -> dict[str, int]:
     """Names of inputs -> values; an index that does not fit is told by a rule of its own."""
     inputs, names = view.graph.node_inputs[view.node], [port.name for port in view.operator.inputs]
     index = range(len(inputs))
-    if not is_attention(view) and "input_index" in view.attributes:
+    if view.operator.op not in _NAMED and "input_index" in view.attributes:
         index = list(view.attributes["input_index"].ints)
     pairs = zip(index, inputs, strict=False)
     return {names[place]: value for place, value in pairs if value and 0 <= place < len(names)}
 
 
 def _boundary(view: View) -> int:
-    """The type that the node says, or that its query has; the profile's where it takes neither."""
+    """The type that the node says, or that its first input has; the profile's where it takes neither."""
     attribute = view.attributes.get("dtype")
     said = attribute.i if attribute is not None else None
-    if is_attention(view):
+    if view.operator.op in _NAMED:
         query = view.graph.find(view.message.input[0]) if view.message.input else None
         said = view.shapes.dtype(query) if query else None
     return said if said in view.profile.boundaries else view.profile.boundaries[0]
@@ -172,7 +178,7 @@ def _unknown(model: Model, profile: Profile, node: int) -> Iterator[Finding]:
 
 def _node_findings(view: View) -> Iterator[Finding]:
     yield from attribute_findings(view)
-    if not is_attention(view) and view.message.domain:
+    if view.operator.op not in _NAMED and view.message.domain:
         fix = "leave the domain empty: the converter's parser goes by op_type alone"
         yield view.finding("domain", "domain", view.message.domain, "''", fix)
     sizes, disagreeing = sizes_of(view)
@@ -181,6 +187,9 @@ def _node_findings(view: View) -> Iterator[Finding]:
     yield from result_findings(view, sizes)
     yield from constant_findings(view)
     yield from memory_findings(view)
+    if is_conv(view):
+        yield from conv_findings(view, sizes)
+        return
     if is_attention(view):
         yield from scale_findings(view, "scale")
         yield from attention_findings(view)

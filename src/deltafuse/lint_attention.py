@@ -12,11 +12,8 @@ _RULES = ("linear", "gated", "delta", "gated_delta")
 def attention_findings(view: View) -> Iterator[Finding]:
     """What the signature alone does not say."""
     yield from _rule(view)
-    yield from _opset(view)
-    count = len([value for value in view.results if value])
-    if count < 2:
-        fix = "name both results: neither is optional"
-        yield view.finding("output-count", "present_state", f"{count} outputs", "2 outputs", fix)
+    yield from opset_findings(view)
+    yield from output_findings(view)
     heads = [view.attributes[name].i for name in ("q_num_heads", "kv_num_heads") if name in view.attributes]
     if len(heads) == 2:
         yield from _heads(view, *heads)
@@ -35,7 +32,16 @@ def _rule(view: View) -> Iterator[Finding]:
             yield view.finding("input-missing", name, "not fed", f"fed, for {rule}", f"feed {name}")
 
 
-def _opset(view: View) -> Iterator[Finding]:
+def output_findings(view: View) -> Iterator[Finding]:
+    """Both results of the operator have names."""
+    count = len([value for value in view.results if value])
+    if count < 2:
+        fix = "name both results: neither is optional"
+        yield view.finding("output-count", "present_state", f"{count} outputs", "2 outputs", fix)
+
+
+def opset_findings(view: View) -> Iterator[Finding]:
+    """The file imports what the operator came with."""
     domain, least = view.profile.opset or ("", 0)
     found = view.model.opset_imports.get(domain)
     if found is None or found < least:

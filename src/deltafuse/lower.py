@@ -1,9 +1,9 @@
 """``fuse lower``: turns the operators that onnxruntime does not know into plain ONNX, so that a fused file runs.
 
-What is lowered: the Custom nodes of the gated delta rule (see `deltafuse.lowering`) and LinearAttention, of either
-domain, where the installed onnxruntime lacks it (see `deltafuse.lowering_attention`). All else stays byte for byte what
-it was, but for the rollback record (the lowered file is not the one it belongs to) and the opset that came with
-LinearAttention, where nothing else needs it.
+What is lowered: the Custom nodes of the gated delta rule (see `deltafuse.lowering`), and LinearAttention and
+CausalConvWithState, of either domain, where the installed onnxruntime lacks them (see `deltafuse.lowering_attention`
+and `deltafuse.lowering_conv`). All else stays byte for byte what it was, but for the rollback record (the lowered file
+is not the one it belongs to) and the opset that came with these two, where nothing else needs it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from deltafuse.files import check_output
 from deltafuse.graph import Graph
 from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node, read_call
 from deltafuse.lowering_attention import LINEAR_ATTENTION, is_linear_attention, lower_attention, runtime_has
+from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv, runtime_has_conv
 from deltafuse.opset import adapt
 from deltafuse.options import AttentionMode, Progress, SilentProgress
 from deltafuse.reasons import Reason
@@ -37,7 +38,8 @@ _OPSET = 13
 #: what the oldest onnxruntime that deltafuse runs on (1.23) takes
 _OLDEST_RUNTIME = 23
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-_NAMES = (CHUNK.encode(), RECURRENT.encode(), LINEAR_ATTENTION.encode())
+_NAMES = (CHUNK.encode(), RECURRENT.encode(), LINEAR_ATTENTION.encode(), CAUSAL_CONV.encode())
+_STANDARD = (LINEAR_ATTENTION, CAUSAL_CONV)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Lowered:
 
     Attributes:
         name: of the node; its first result where it has none.
-        op: ``ChunkGatedDeltaRule``, ``RecurrentGatedDeltaRule`` or ``LinearAttention``.
+        op: ``ChunkGatedDeltaRule``, ``RecurrentGatedDeltaRule``, ``LinearAttention`` or ``CausalConvWithState``.
         site: the site that a fuse gave it, "" where none did.
     """
 
@@ -94,13 +96,13 @@ def lower(
         rounding: round to float16 (or bfloat16) where the kernels do. Without it the Casts that a fuse put around them
             are passed too: the file computes in the unfused graph's own precision, which is for telling a wrong
             result from a rounded one.
-        linear_attention: lower LinearAttention ``auto``: where the installed onnxruntime lacks it, ``always`` (the file
-            goes to another machine) or ``never``.
+        linear_attention: lower LinearAttention and CausalConvWithState ``auto``: where the installed onnxruntime lacks
+            them, ``always`` (the file goes to another machine) or ``never``.
         progress: told about stages.
 
     Raises:
-        UserError: what scanning and writing raise; ``custom-malformed``, ``attention-malformed``, ``opset-too-old``,
-            ``dtype-unknown``.
+        UserError: what scanning and writing raise; ``custom-malformed``, ``attention-malformed``, ``conv-malformed``,
+            ``opset-too-old``, ``dtype-unknown``.
     """
     shown = progress or SilentProgress()
     check_output(output, [fused])
@@ -125,23 +127,27 @@ def lower(
 
 
 _NOTHING = (
-    "nothing to lower: there is no Custom node of the gated delta rule, and no LinearAttention that onnxruntime lacks"
+    "nothing to lower: there is no Custom node of the gated delta rule, and no LinearAttention or CausalConvWithState "
+    "that onnxruntime lacks"
 )
 
 
 def _chosen(graph: Graph, mode: AttentionMode) -> list[int]:
     """The nodes to lower."""
     ops = list(zip(graph.op, graph.domain, strict=True))
-    wanted = {domain: _wanted(domain, mode) for op, domain in set(ops) if is_linear_attention(op, domain)}
+    wanted = {pair for pair in set(ops) if _wanted(*pair, mode)}
     return [
         index
-        for index, (op, domain) in enumerate(ops)
-        if (op == "Custom" and fused_type(graph.node(index))) or (op == LINEAR_ATTENTION and wanted.get(domain))
+        for index, pair in enumerate(ops)
+        if pair in wanted or (pair[0] == "Custom" and fused_type(graph.node(index)))
     ]
 
 
-def _wanted(domain: str, mode: AttentionMode) -> bool:
-    return mode == "always" or (mode == "auto" and not runtime_has(domain))
+def _wanted(op: str, domain: str, mode: AttentionMode) -> bool:
+    """Whether an operator is one that a runtime may lack, and is to be lowered."""
+    if is_linear_attention(op, domain):
+        return mode == "always" or (mode == "auto" and not runtime_has(domain))
+    return is_causal_conv(op, domain) and (mode == "always" or (mode == "auto" and not runtime_has_conv(domain)))
 
 
 def _check_opset(model: Model) -> None:
@@ -155,9 +161,9 @@ def _check_opset(model: Model) -> None:
 
 
 def _opsets(model: Model, chosen: Sequence[int]) -> tuple[tuple[str, int], ...]:
-    """The opset that the file needs once its standard LinearAttention is gone; none where it is not known to do.
+    """The opset that the file needs once its standard fused operators are gone; none where it is not known to do.
 
-    An onnxruntime without LinearAttention refuses the opset that came with it, whatever the file holds.
+    An onnxruntime without these operators refuses the opset that came with it, whatever the file holds.
     """
     graph, have, others = model.graph, model.opset_imports.get("", 0), set(range(len(model.graph.op))) - set(chosen)
     if not _has_standard(graph, chosen) or have <= _OLDEST_RUNTIME or model.functions:
@@ -170,7 +176,7 @@ def _opsets(model: Model, chosen: Sequence[int]) -> tuple[tuple[str, int], ...]:
 
 
 def _has_standard(graph: Graph, chosen: Sequence[int]) -> bool:
-    return any(graph.op[index] == LINEAR_ATTENTION and not graph.domain[index] for index in chosen)
+    return any(graph.op[index] in _STANDARD and not graph.domain[index] for index in chosen)
 
 
 def _opset_notes(model: Model, chosen: Sequence[int], opsets: Sequence[tuple[str, int]]) -> Iterator[str]:
@@ -179,7 +185,7 @@ def _opset_notes(model: Model, chosen: Sequence[int], opsets: Sequence[tuple[str
         yield f"the file imports opset {opsets[0][1]} in place of {have}, which nothing in it needs any more"
     elif _has_standard(model.graph, chosen) and have > _OLDEST_RUNTIME:
         yield (
-            f"the file still needs opset {have}, which an onnxruntime without LinearAttention may refuse: "
+            f"the file still needs opset {have}, which an onnxruntime without the fused operators may refuse: "
             "convert it with onnx.version_converter"
         )
 
@@ -197,7 +203,8 @@ def _changes(model: Model, chosen: Sequence[int], rounding: bool) -> tuple[tuple
         site = site_of(node)
         found.append(Lowered(name, fused_type(node) or node.op_type, site))
         dtypes = _dtypes(shapes, index, node)
-        around = Bypass(node, dtypes) if rounding else bypass(graph, index, f"{name}/unrounded", dtypes)
+        passed = rounding or node.op_type == CAUSAL_CONV
+        around = Bypass(node, dtypes) if passed else bypass(graph, index, f"{name}/unrounded", dtypes)
         around.node.name = name
         label = site or name
         inserted.append(Insertion(label, index, (*around.before, *_plain(around, rounding), *around.after)))
@@ -235,16 +242,18 @@ def _dtypes(shapes: Shapes, index: int, node: NodeProto) -> tuple[int, int]:
     if dtype is None:
         raise UserError(
             "dtype-unknown",
-            f"the element type of {graph.name(inputs[0])}, the query of {node.name}, is not known: "
+            f"the element type of {graph.name(inputs[0])}, the first input of {node.name}, is not known: "
             "run onnx shape inference on the model first",
         )
-    past = inputs[3] if len(inputs) > 3 else 0
+    past = inputs[3] if len(inputs) > 3 and node.op_type == LINEAR_ATTENTION else 0
     return dtype, (shapes.dtype(past) if past else _declared(graph, outputs[1])) or dtype
 
 
 def _plain(around: Bypass, rounding: bool) -> list[NodeProto]:
     if fused_type(around.node):
         return lower_node(around.node, rounding=rounding)
+    if around.node.op_type == CAUSAL_CONV:
+        return lower_conv(around.node, around.dtypes[0])
     return lower_attention(around.node, *around.dtypes)
 
 

@@ -41,7 +41,7 @@ class Runnable:
 
 
 #: What may have to be lowered.
-_LOWERED = frozenset({"Custom", "LinearAttention"})
+_LOWERED = frozenset({"Custom", "LinearAttention", "CausalConvWithState"})
 
 
 def obstacle(model: Model, foreign: Foreign | None = None) -> Reason | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from deltafuse.external import data_files, missing_notes
 from deltafuse.fused import fused_nodes
+from deltafuse.lowering_conv import is_causal_conv
 from deltafuse.match import Match, SiteReport
 from deltafuse.options import FuseOptions
 from deltafuse.patterns import Pattern
@@ -33,8 +34,9 @@ def exit_code(options: FuseOptions, sites: Sequence[SiteReport]) -> int:
 def _blocking(options: FuseOptions, sites: Sequence[SiteReport]) -> Iterator[str]:
     """Names of the sites that keep the others from being written."""
     for site in sites:
-        # What only resembles an ordinary expression is left as it is and keeps nothing from being written.
-        blocks = {"refused"} if site.rule else {"refused", "near-miss"}
+        # What only resembles an ordinary expression is left as it is and keeps nothing from being written, and so is
+        # one that was not asked for.
+        blocks = {"refused", "near-miss"} if not site.rule else {"refused"} if site.rule in options.rules else ()
         if site.status in blocks and not unchosen(options, site.name):
             yield site.name
 
@@ -96,7 +98,9 @@ def inlined(functions: Sequence[str]) -> tuple[str, ...]:
 
 
 def _no_site(file: Model, anchors: Mapping[str, int], others: int) -> str:
-    fused = len(fused_nodes(file.graph, range(len(file.graph.op))))
+    graph = file.graph
+    convolutions = sum(map(is_causal_conv, graph.op, graph.domain))
+    fused = len(fused_nodes(graph, range(len(graph.op)))) + convolutions
     if fused:
         return f"already-fused: {Reason('already-fused', {'count': fused}).text}"
     if not anchors:

@@ -180,7 +180,8 @@ def lower_parser() -> Parser:
         "--linear-attention",
         choices=get_args(AttentionMode),
         default="auto",
-        help="lower LinearAttention where the installed onnxruntime lacks it (auto), always, or never",
+        help="lower LinearAttention and CausalConvWithState where the installed onnxruntime lacks them (auto), always, "
+        "or never",
     )
     return parser
 

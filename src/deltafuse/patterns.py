@@ -7,7 +7,7 @@ There are two kinds: a recurrence over query, key, value, g, beta and state (`Pa
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, cast
@@ -89,6 +89,7 @@ class Loaded:
         kind: ``recurrence`` or ``expression``.
         default: whether it is looked for without being named.
         summary: first line of the file's docstring.
+        operator: on by default where the target has this operator; "" where that does not matter.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Loaded:
     default: bool
     summary: str
     pattern: Pattern | Expression
+    operator: str = ""
 
 
 def loaded(folders: Sequence[Path] = ()) -> tuple[Loaded, ...]:
@@ -120,12 +122,15 @@ def loaded(folders: Sequence[Path] = ()) -> tuple[Loaded, ...]:
     return tuple(found.values())
 
 
-def load(folders: Sequence[Path] = (), names: Sequence[str] | None = None) -> tuple[Pattern | Expression, ...]:
+def load(
+    folders: Sequence[Path] = (), names: Sequence[str] | None = None, operators: Collection[str] = ()
+) -> tuple[Pattern | Expression, ...]:
     """The patterns to look for.
 
     Args:
         folders: see `loaded`.
         names: only these rules; all that are on by default where None.
+        operators: that the target has for ordinary expressions: what becomes one of them is on by default.
 
     Raises:
         UserError: as `loaded`, or a rule is unknown.
@@ -135,7 +140,9 @@ def load(folders: Sequence[Path] = (), names: Sequence[str] | None = None) -> tu
     for name in names or ():
         if name not in known:
             raise UserError("unknown-rule", f"there is no rule {name}; known rules: {', '.join(known)}")
-    return tuple(entry.pattern for entry in found if (entry.default if names is None else entry.name in names))
+    if names is None:
+        return tuple(entry.pattern for entry in found if entry.default or entry.operator in operators)
+    return tuple(entry.pattern for entry in found if entry.name in names)
 
 
 def families(rules: Sequence[Pattern]) -> tuple[tuple[Pattern, ...], ...]:
@@ -168,7 +175,8 @@ def _load(path: Path) -> Loaded:
     rule = cast("Pattern | Expression", pattern)
     summary = next(iter((module.__doc__ or "").strip().splitlines()), "")
     kind = "expression" if ordinary else "recurrence"
-    return Loaded(rule.name, kind, bool(getattr(rule, "default", True)), summary, rule)
+    operator = rule.operator if isinstance(rule, Expression) else ""
+    return Loaded(rule.name, kind, bool(getattr(rule, "default", True)), summary, rule, operator)
 
 
 _ORDER: tuple[Decay, ...] = ("head", "channel", "none")

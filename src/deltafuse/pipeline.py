@@ -132,14 +132,14 @@ def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> 
 def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, _Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
-        found = _find(options, clock, worker)
+        found = _find(options, clock, worker, target.ordinary)
         plans, reports = _plan(options, clock, worker, found, target)
     return found, *_draft(options, clock, found, plans, reports, target)
 
 
-def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
+def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
     with clock.stage("scanning"):
-        rules = patterns.load(options.patterns, options.rules or None)
+        rules = patterns.load(options.patterns, options.rules or None, operators)
         file = scan(options.model)
     found = _search(file, Inlined(file), rules, clock, worker)
     recurrences = [rule for rule in rules if not isinstance(rule, Expression)]
@@ -169,7 +169,8 @@ def _search(
         sites += outcome.worth_telling(more, family, sites)
         trials.update(proven)
     with clock.stage("finding and proving"):
-        taken = {node for site in sites if isinstance(site, Match) for node in splice.between(model.graph, site)}
+        matches = [site for site in sites if isinstance(site, Match)]
+        taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
         ordinary = [rule for rule in rules if isinstance(rule, Expression)]
         expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
     return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions)
@@ -230,7 +231,7 @@ def _draft(
         seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
         dead = frozenset(node for _, nodes in removed for node in nodes)
         # An ordinary expression is written in the operators that the file has.
-        own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset for plan in plans)
+        own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset is not None for plan in plans)
         opset = target.opset if own else None
         changes = adjust(found.model, found.shapes, dead, opset, seeds, dict(options.pins))
     if isinstance(changes, Reason):

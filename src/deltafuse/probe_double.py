@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from deltafuse.probe_conv import plain_convolution
+from deltafuse.errors import UserError
+from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv
+from deltafuse.probe_conv import declared_sizes, plain_convolution
 from deltafuse.reasons import TEXTS, Reason
 
 TEXTS.update(
@@ -17,6 +20,8 @@ TEXTS.update(
         "export it as plain operators",
     }
 )
+
+_Sizes: TypeAlias = "Mapping[str, Sequence[int]]"
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
@@ -68,17 +73,42 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
 
 
 def _expand(graph: onnx.GraphProto) -> None:
-    """Writes out what has no double kernel and a plain form: onnxruntime's FusedMatMul, depthwise convolutions."""
-    forms = {"FusedMatMul": _plain_product, "Conv": plain_convolution}
-    if not any(node.op_type in forms for node in graph.node):
+    """Writes out what has no double kernel and a plain form: operators of onnxruntime's own, depthwise convolutions."""
+    if not any(node.op_type in _PLAIN for node in graph.node):
         return
-    nodes = [part for node in graph.node for part in (forms[node.op_type](node) if node.op_type in forms else [node])]
+    sizes = declared_sizes(graph)
+    nodes = [part for node in graph.node for part in _PLAIN.get(node.op_type, _as_it_is)(node, sizes)]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
 
 
-def _plain_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _plain_conv(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
+    try:
+        return lower_conv(node) if is_causal_conv(node.op_type, node.domain) else [node]
+    except UserError:
+        # A form that has no plain one: loading it says so.
+        return [node]
+
+
+def _as_it_is(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
+    return [node]
+
+
+def _plain_gate(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
+    """The product x sigmoid(alpha x): onnxruntime's QuickGelu and the standard's Swish."""
+    alphas = [attribute.f for attribute in node.attribute if attribute.name == "alpha"]
+    value = numpy_helper.from_array(np.array(alphas[0] if alphas else _ALPHAS[node.op_type], np.float32))
+    factor, scaled, gate = (f"{node.output[0]}/{what}" for what in ("alpha", "scaled", "gate"))
+    return [
+        helper.make_node("Constant", [], [factor], value=value),
+        helper.make_node("Mul", [node.input[0], factor], [scaled]),
+        helper.make_node("Sigmoid", [scaled], [gate]),
+        helper.make_node("Mul", [node.input[0], gate], list(node.output)),
+    ]
+
+
+def _plain_product(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
     """Transposes, product, factor; left as it is where batch axes are exchanged too."""
     attributes = {attribute.name: attribute for attribute in node.attribute}
     if any(name in attributes and attributes[name].i for name in ("transBatchA", "transBatchB")):
@@ -93,6 +123,16 @@ def _plain_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         helper.make_node("Constant", [], [factor], value=value),
         helper.make_node("Mul", [product, factor], list(node.output)),
     ]
+
+
+_ALPHAS = {"QuickGelu": 1.702, "Swish": 1.0}
+_PLAIN: Mapping[str, Callable[[onnx.NodeProto, _Sizes], list[onnx.NodeProto]]] = {
+    "FusedMatMul": _plain_product,
+    "QuickGelu": _plain_gate,
+    "Swish": _plain_gate,
+    "Conv": plain_convolution,
+    CAUSAL_CONV: _plain_conv,
+}
 
 
 def _state_default(node: onnx.NodeProto) -> None:

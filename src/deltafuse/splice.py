@@ -10,6 +10,7 @@ import onnx
 
 from deltafuse import aliases, region
 from deltafuse.adjusting import Adjustments, adapted
+from deltafuse.classes import Kind
 from deltafuse.edits import Changes, Insertion
 from deltafuse.errors import InternalError
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
@@ -53,7 +54,8 @@ def changes_of(
         if not plan.nodes:
             continue
         before = _place(graph, plan.match)
-        inserted.append(Insertion(plan.match.name, before, renamed.apply(_nodes(plan, adjustments)), plan.value_info))
+        nodes = renamed.apply(_nodes(plan, adjustments))
+        inserted.append(Insertion(plan.match.name, before, nodes, _fresh(graph, plan)))
         early = [node for node in _early_readers(graph, plan.match, before) if node not in gone]
         if not rewritten.keys() & set(early):
             moved += [(plan.match.name, node, before) for node in early]
@@ -74,6 +76,12 @@ def _nodes(plan: AnyPlan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...
     if isinstance(new, Reason):
         raise InternalError(f"the nodes emitted for {plan.match.name} have no form at the raised opset: {new.text}")
     return new.nodes
+
+
+def _fresh(graph: Graph, plan: AnyPlan) -> tuple[onnx.ValueInfoProto, ...]:
+    """Declared types of values that the file does not declare already."""
+    found = [(info, graph.find(info.name)) for info in plan.value_info]
+    return tuple(info for info, value in found if value is None or graph.value_info(value) is None)
 
 
 def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:
@@ -108,9 +116,20 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     return tuple((plan.match.name, tuple(gone[owners == index].tolist())) for index, plan in enumerate(plans))
 
 
-def between(graph: Graph, match: AnyMatch) -> list[int]:
-    """The nodes that compute a site's results from its operands."""
-    return backward_slice(graph, [r.value for r in match.operands()], [r.value for r in match.results()])[0]
+def between(graph: Graph, match: AnyMatch, kinds: bytearray) -> list[int]:
+    """The nodes that compute a site's results from its operands.
+
+    What only comes before an operand, and is asked for its size, is not among them.
+    """
+    starts = [role.value for role in match.operands()]
+    reached, found = set(starts), list[int]()
+    for node in backward_slice(graph, starts, [role.value for role in match.results()])[0]:
+        depends = not reached.isdisjoint(graph.reads(node))
+        if depends:
+            reached.update(value for value in graph.node_outputs[node] if value)
+        if depends or all(kinds[value] != Kind.DATA for value in graph.node_outputs[node] if value):
+            found.append(node)
+    return found
 
 
 def stuck(graph: Graph, plans: Sequence[AnyPlan], removed: Removed) -> dict[str, int]:

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from deltafuse.dims import evaluate
-from deltafuse.expression_trial import bindings, difference
+from deltafuse.expression_trial import bindings, difference, empty
 from deltafuse.expressions import SCALES, Array
 from deltafuse.probe import to_double
 from deltafuse.reasons import TEXTS, Reason
@@ -37,6 +37,15 @@ def judge_expression(pair: Pair, worker: Worker) -> SiteVerdict:
         if isinstance(session, Reason):
             return SiteVerdict(pair.name, "differs", None, None, 0, (), reason=finding(session))
         sessions.append(session)
+    verdict = _compared(pair, worker, sessions)
+    if verdict.verdict == "equal":
+        for session in sessions:
+            worker.unload(session)
+    return verdict
+
+
+def _compared(pair: Pair, worker: Worker, sessions: Sequence[Session]) -> SiteVerdict:
+    """Both sides on all draws; sizes at which the unfused one gives nothing tell nothing."""
     worst, draws = 0.0, 0
     for feeds in _feeds(pair):
         sides: list[dict[str, Array]] = []
@@ -46,14 +55,19 @@ def judge_expression(pair: Pair, worker: Worker) -> SiteVerdict:
                 return SiteVerdict(pair.name, "differs", None, None, draws, (), reason=finding(ran))
             pairs = zip(pair.outputs, ran, strict=True)
             sides.append({name: np.asarray(array, np.float64) for name, array in pairs})
+            if empty(sides[0]):
+                break
+        if empty(sides[0]):
+            continue
         error = difference(sides[1], sides[0])
         worst, draws = max(worst, error), draws + 1
         if not error <= EXACT:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
             reason = Reason("expression-site-differs", {"error": error, "shapes": shapes})
             return SiteVerdict(pair.name, "differs", worst, None, draws, (), reason=finding(reason))
-    for session in sessions:
-        worker.unload(session)
+    if not draws:
+        reason = Reason("expression-empty", {"value": pair.outputs[0]})
+        return SiteVerdict(pair.name, "differs", None, None, 0, (), reason=finding(reason))
     return SiteVerdict(pair.name, "equal", worst, None, draws, ())
 
 

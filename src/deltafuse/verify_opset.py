@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import onnx
 
 from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.opset import adapt, stale
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.wire import Model
@@ -45,7 +46,8 @@ def opset_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
 def _raised(fused: Model, version: int, now: int) -> Iterator[Reason]:
     graph = fused.graph
     node = stale(fused, version)
-    if not any(op == LINEAR_ATTENTION and not domain for op, domain in zip(graph.op, graph.domain, strict=True)):
+    needing = (LINEAR_ATTENTION, CAUSAL_CONV)
+    if not any(op in needing and not domain for op, domain in zip(graph.op, graph.domain, strict=True)):
         yield Reason("changed-opset", {"domain": "", "unfused": version, "fused": now})
     elif node is not None:
         value = graph.name(graph.node_outputs[node][0])

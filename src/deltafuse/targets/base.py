@@ -102,6 +102,15 @@ class Target(Protocol):
         """Domain and least version of an opset import that the output file needs, None where it needs none."""
         ...
 
+    @property
+    def ordinary(self) -> tuple[str, ...]:
+        """Operators that stand for ordinary expressions, which are looked for by default."""
+        ...
+
+    def domain_of(self, op: str) -> str | None:
+        """Domain of an operator of the target's that stands for an ordinary expression, None where it has none."""
+        ...
+
     def choose(self, match: Match, options: TargetOptions) -> str | Reason:
         """The operator that may replace the site, or the limit that forbids it."""
         ...

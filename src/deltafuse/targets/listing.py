@@ -16,6 +16,8 @@ def lines_of(profile: Profile) -> Iterator[str]:
     boundaries = ", ".join(_DTYPES[dtype] for dtype in profile.boundaries)
     operators = "; ".join(f"{one.op} (signature {one.signature})" for one in profile.operators)
     yield f"  operators: {operators}; boundary: {boundaries}"
+    if profile.others:
+        yield f"  for ordinary expressions, by default: {', '.join(one.op for one in profile.others)}"
     for needed in profile.requires:
         yield f"  needs {needed.package} {needed.version} ({needed.mark}): {needed.fact}"
     shared = set(profile.shared)
@@ -38,6 +40,7 @@ def target_document(profile: Profile) -> dict[str, Any]:
             for one in profile.requires
         ],
         "operators": [_operator(one) for one in profile.operators],
+        "others": [_operator(one) for one in profile.others],
         "limits": [{"code": limit.code, "mark": limit.mark, "fact": limit.fact} for limit in profile.limits],
     }
 

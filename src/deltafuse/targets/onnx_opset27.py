@@ -8,7 +8,7 @@ and the operators whose form has changed since are rewritten; see `deltafuse.ops
 from __future__ import annotations
 
 from deltafuse.opset import LEAST, LINEAR_ATTENTION_OPSET
-from deltafuse.targets import limits, linear_attention
+from deltafuse.targets import causal_conv_ports, limits, linear_attention
 from deltafuse.targets.linear_attention_ports import operator
 from deltafuse.targets.profile import BFLOAT16, FLOAT, FLOAT16, Profile, Requirement
 
@@ -27,4 +27,5 @@ PROFILE = Profile(
         Requirement("onnx", "1.23", "S", "the first release that knows opset 27; needed to check the file"),
         Requirement("onnxruntime", "1.32", "V", "runs it by its function body, slower than target ort"),
     ),
+    others=(causal_conv_ports.operator("", "27"),),
 )

@@ -6,7 +6,7 @@ are shared in consecutive groups. Batch and tokens stay dynamic.
 
 from __future__ import annotations
 
-from deltafuse.targets import limits, linear_attention
+from deltafuse.targets import causal_conv_ports, limits, linear_attention
 from deltafuse.targets.linear_attention_ports import operator
 from deltafuse.targets.profile import BFLOAT16, FLOAT, FLOAT16, Profile, Requirement
 
@@ -19,4 +19,5 @@ PROFILE = Profile(
     emit=linear_attention.plan,
     opset=("com.microsoft", 1),
     requires=(Requirement("onnxruntime", "1.25.1", "S", "the first release that has the operator"),),
+    others=(causal_conv_ports.operator("com.microsoft", "1"),),
 )

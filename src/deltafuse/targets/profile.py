@@ -139,6 +139,8 @@ class Profile:
         requires: packages that run the fused file.
         lint: further rules.
         fixes_batch: whether the number of sequences is written into the fused nodes.
+        others: operators that stand for ordinary expressions, which are looked for by default: see
+            `deltafuse.expressions.Expression.operator`.
     """
 
     name: str
@@ -151,6 +153,7 @@ class Profile:
     requires: tuple[Requirement, ...] = ()
     lint: LintRules = field(default_factory=LintRules)
     fixes_batch: bool = False
+    others: tuple[Operator, ...] = ()
 
     @property
     def limits(self) -> tuple[Limit, ...]:
@@ -162,6 +165,15 @@ class Profile:
     def signatures(self) -> tuple[str, ...]:
         """All versions of signatures, the newest first."""
         return tuple(dict.fromkeys(operator.signature for operator in self.operators))
+
+    @property
+    def ordinary(self) -> tuple[str, ...]:
+        """Names of the operators for ordinary expressions."""
+        return tuple(one.op for one in self.others)
+
+    def domain_of(self, op: str) -> str | None:
+        """Domain of an operator for ordinary expressions, None where the target has none of that name."""
+        return next((one.domain for one in self.others if one.op == op), None)
 
     def choose(self, match: Match, options: TargetOptions) -> str | Reason:
         """The first operator whose limits hold, else the limit that forbids the last one."""

@@ -8,6 +8,7 @@ from importlib import metadata
 from deltafuse import targets
 from deltafuse.graph import Graph
 from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.lowering_conv import CAUSAL_CONV
 
 
 def runtime_notes(graph: Graph, installed: str | None = None) -> tuple[str, ...]:
@@ -18,7 +19,8 @@ def runtime_notes(graph: Graph, installed: str | None = None) -> tuple[str, ...]
         installed: version of onnxruntime; None for that of this environment.
     """
     version = metadata.version("onnxruntime") if installed is None else installed
-    domains = {domain for op, domain in zip(graph.op, graph.domain, strict=True) if op == LINEAR_ATTENTION}
+    named = (LINEAR_ATTENTION, CAUSAL_CONV)
+    domains = {domain for op, domain in zip(graph.op, graph.domain, strict=True) if op in named}
     notes: list[str] = []
     for profile in (targets.get("onnx"), targets.get("ort")):
         needed = [one for one in profile.requires if one.package == "onnxruntime"]

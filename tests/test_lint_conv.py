@@ -1,0 +1,81 @@
+"""`fuse lint` on CausalConvWithState, each fault by itself, and nothing of other operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from deltafuse.lint import lint
+
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+_SIZES = {"x": ("n", 6, "t"), "w": (6, 1, 4), "b": (6,), "p": ("n", 6, 3)}
+
+
+def model(
+    sizes: dict[str, tuple[str | int, ...]] | None = None,
+    dtypes: dict[str, int] | None = None,
+    domain: str = "com.microsoft",
+    inputs: tuple[str, ...] = ("x", "w", "b", "p"),
+    outputs: tuple[str, ...] = ("y", "s"),
+    opset: int = 27,
+    **attributes: object,
+) -> onnx.ModelProto:
+    node = helper.make_node("CausalConvWithState", inputs, outputs, "conv", domain=domain, **attributes)
+    shapes, types = _SIZES | (sizes or {}), dict.fromkeys("xwbp", FLOAT) | (dtypes or {})
+    ends = [helper.make_tensor_value_info(name, types[name], shape) for name, shape in shapes.items()]
+    results = [helper.make_tensor_value_info(name, types["x"], ["n", 6, size]) for name, size in (("y", "t"), ("s", 3))]
+    opsets = [helper.make_opsetid("", 17 if domain else opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    graph = helper.make_graph([node], "g", ends, [result for result in results if result.name in outputs])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def findings(folder: Path, target: str | None = None, **options: object) -> list[tuple[str, str]]:
+    onnx.save(model(**options), folder / "model.onnx")
+    report = lint(folder / "model.onnx", target)
+    assert (report.nodes, report.exit) == (1, 5 if report.findings else 0)
+    assert all(finding.node == "conv" and finding.fix and finding.wanted for finding in report.findings)
+    return [(finding.code, finding.part) for finding in report.findings]
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+@pytest.mark.parametrize("activation", ["none", "silu", "swish"])
+def test_a_node_that_is_right_has_no_findings(domain: str, activation: str, tmp_path: Path) -> None:
+    assert findings(tmp_path, domain=domain, activation=activation) == []
+    assert findings(tmp_path, domain=domain, inputs=("x", "w")) == []
+    assert findings(tmp_path, domain=domain, dtypes=dict.fromkeys("xwbp", HALF)) == []
+    assert lint(tmp_path / "model.onnx").targets == ("ort" if domain else "onnx",)
+
+
+@pytest.mark.parametrize(
+    ("found", "options"),
+    [
+        (("activation", "activation"), {"activation": "relu"}),
+        (("attribute-value", "ndim"), {"ndim": 2}),
+        (("attribute-extra", "dilation"), {"dilation": 2}),
+        (("attribute-extra", "ndim"), {"domain": "", "ndim": 1}),
+        (("attribute-kind", "activation"), {"activation": 1}),
+        (("input-missing", "weight"), {"inputs": ("x", "", "b")}),
+        (("input-dtype", "weight"), {"dtypes": {"w": HALF}}),
+        (("input-rank", "input"), {"sizes": {"x": ("n", 6, 1, "t")}}),
+        (("input-rank", "bias"), {"sizes": {"b": (6, 1)}}),
+        (("input-shape", "weight"), {"sizes": {"w": (6, 2, 4)}}),
+        (("input-shape", "weight"), {"sizes": {"w": (5, 1, 4)}}),
+        (("input-shape", "bias"), {"sizes": {"b": (5,)}}),
+        (("input-shape", "past_state"), {"sizes": {"p": ("n", 6, 4)}}),
+        (("output-count", "present_state"), {"outputs": ("y",)}),
+        (("opset", "ai.onnx"), {"domain": "", "opset": 26}),
+    ],
+)
+def test_each_fault_is_told(found: tuple[str, str], options: dict[str, object], tmp_path: Path) -> None:
+    told = findings(tmp_path, **options)
+    # Sizes that a result is declared with follow from the same input.
+    assert [one for one in told if one[0] != "declared-shape"] == [found]
+
+
+def test_another_target_has_no_such_operator(tmp_path: Path) -> None:
+    onnx.save(model(), tmp_path / "model.onnx")
+    assert lint(tmp_path / "model.onnx", "ascend-310p").exit == 3
+    assert lint(tmp_path / "model.onnx", "onnx").nodes == 0
