@@ -282,7 +282,7 @@ def _error(trial: Trial, binding: Binding, how: Draw, seed: int) -> float | Reas
     """
     error = trial.error(binding, how, seed)
     if isinstance(error, Reason) and error.code == "overflows":
-        return trial.error(binding, replace(how, scale=1.0), seed)
+        return trial.error(binding, replace(how, scale=1.0, spread=0, surge=0), seed)
     return error
 
 
