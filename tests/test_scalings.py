@@ -155,7 +155,26 @@ def fused(model: onnx.ModelProto, folder: Path) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("term", TERMS, ids=lambda term: term.__name__)
 def test_a_term_that_no_common_size_shows_refuses_the_site(term: Term, tmp_path: Path) -> None:
-    assert fused(graphs.step(*term(2, "1e-30")), tmp_path) == (3, ["not-equal"])
+    # The beta that makes up for a small key is so large that its square is no number.
+    code = "higher-degree" if term is of_beta else "not-equal"
+    assert fused(graphs.step(*term(2, "1e-30")), tmp_path) == (3, [code])
+
+
+@pytest.mark.parametrize("term", TERMS[:4], ids=lambda term: term.__name__)
+def test_a_high_power_overflows_where_the_rule_does_not(term: Term, tmp_path: Path) -> None:
+    assert fused(graphs.step(*term(16, "1e-20")), tmp_path) == (3, ["higher-degree"])
+
+
+@pytest.mark.parametrize("operand", ["v0", "known"])
+def test_an_overflow_does_not_hide_a_smaller_power(operand: str, tmp_path: Path) -> None:
+    # Nothing times a high power is no number where the power is none, and then plain values show no third power.
+    terms = (
+        f"a2 = Mul({operand}, {operand})\n  a3 = Mul(a2, {operand})\n  a6 = Mul(a3, a3)\n  a12 = Mul(a6, a6)\n"
+        "  nothing = Constant<value = float {0}>()\n  az = Mul(a12, nothing)\n"
+        "  little = Constant<value = float {2e-15}>()\n  ac = Mul(a3, little)\n"
+        "  m0 = Sub(v0, known)\n  m1 = Add(m0, ac)\n  missing = Add(m1, az)"
+    )
+    assert fused(graphs.step(("missing = Sub(v0, known)", terms)), tmp_path) == (3, ["higher-degree"])
 
 
 def test_a_term_of_another_degree_in_front_of_the_rule_stays_there(tmp_path: Path) -> None:
