@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -63,19 +63,31 @@ class Draw:
     corner: int = 0
     surge: int = 0
 
+    @property
+    def mild(self) -> Draw:
+        """The same with a decay whose exponentials stay numbers however they are taken apart."""
+        return replace(self, decay=_MILD, plunge=0.0, lasting=True)
 
+    @property
+    def plain(self) -> Draw:
+        """The same with all operands of common size."""
+        return replace(self, scale=1.0, spread=0, surge=0)
+
+
+#: Lowest and highest g of the slowest decay.
+_MILD = (-0.1, -0.002)
 #: Beyond the range of float32 in both directions, and far enough from that of double for products of a few.
 FAR = 140
 
 #: Every site is proven on all of these.
 DRAWS = (
-    Draw("slow decay", (-0.1, -0.002), 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True),
+    Draw("slow decay", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True),
     Draw("fast decay, large values", (-6.0, -0.1), 0.0, 1e60, (0.0, 1.0), 30.0, spread=FAR, corner=1),
     Draw("plunge, small values", (-100.0, -2.0), -90.0, 1e-60, (0.5, 1.0), 0.02, spread=FAR, corner=2),
     # Keys that forget: beta of 2 on correlated keys makes an inverse by powers too ill-conditioned to tell.
     Draw("any sign of beta, tiny norms", (-3.0, 0.1), 0.0, 1.0, (-1.0, 2.0), 3e-4, memory=0.0, spread=FAR),
     Draw(
-        "one large beta", (-0.1, -0.002), 0.0, 1.0, (0.05, 0.95), 1.0, memory=0.0, lasting=True,
+        "one large beta", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, memory=0.0, lasting=True,
         spread=FAR, corner=3, surge=FAR,
     ),
 )

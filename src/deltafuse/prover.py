@@ -285,12 +285,12 @@ def _error(trial: Trial, binding: Binding, how: Draw, seed: int) -> float | Reas
     error = trial.error(binding, how, seed)
     if not isinstance(error, Reason) or error.code != "overflows":
         return error
-    mild = trial.error(binding, replace(how, decay=DRAWS[0].decay, plunge=0.0, lasting=True), seed)
+    mild = trial.error(binding, how.mild, seed)
     if isinstance(mild, Reason) and mild.code == "overflows" and how.spread:
         return Reason("higher-degree", {"draw": how.name})
     if isinstance(mild, Reason) or mild > BAR:
         return mild
-    plain = trial.error(binding, replace(how, scale=1.0, spread=0, surge=0), seed)
+    plain = trial.error(binding, how.plain, seed)
     return None if isinstance(plain, Reason) and plain.code == "overflows" else plain
 
 
