@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,7 @@ def test_decay_fills_its_range(how: Draw) -> None:
 
 @pytest.mark.parametrize("tokens", [100, 640, 4096])
 def test_a_lasting_decay_leaves_something_of_the_first_token(tokens: int) -> None:
-    (how,) = [how for how in DRAWS if how.lasting]
+    (how,) = [how for how in DRAWS if how.lasting and how.surge == 0]
     g = draw(how, {**SIZES, "T": tokens}, 1, normed=False).g
     assert np.exp(g.sum(1)).min() > 1e-5
 
@@ -43,7 +45,7 @@ def test_a_lasting_decay_leaves_something_of_the_first_token(tokens: int) -> Non
 @pytest.mark.parametrize("tokens", [3, 100, 640, 4096])
 def test_the_first_state_is_still_felt_after_all_tokens(tokens: int, key_dim: int) -> None:
     # Not the decay alone forgets: each step of the delta rule replaces what its key reads.
-    (how,) = [how for how in DRAWS if how.lasting]
+    (how,) = [how for how in DRAWS if how.lasting and how.surge == 0]
     given = draw(how, {**SIZES, "T": tokens, "K": key_dim, "V": 2}, 1, normed=False)
     left = given.state.astype(np.longdouble)
     keys = np.repeat(given.key, 2, axis=2)
@@ -57,10 +59,21 @@ def test_the_first_state_is_still_felt_after_all_tokens(tokens: int, key_dim: in
 
 @pytest.mark.parametrize("how", DRAWS, ids=lambda how: how.name)
 def test_beta_fills_its_range(how: Draw) -> None:
-    beta = draw(how, SIZES, 2, normed=False).beta
+    beta = draw(replace(how, surge=0), SIZES, 2, normed=False).beta
     low, high = how.beta
     assert low <= beta.min() < low + 0.1 * (high - low)
     assert high - 0.1 * (high - low) < beta.max() <= high
+
+
+def test_a_surge_is_one_beta_of_each_head() -> None:
+    (how,) = [how for how in DRAWS if how.surge]
+    for tokens in (1, 40):
+        sizes = {**SIZES, "T": tokens}
+        beta, plain = (draw(one, sizes, 2, normed=False).beta for one in (how, replace(how, surge=0)))
+        changed = beta != plain
+        assert np.array_equal(changed.sum(1), np.ones((2, 4)))
+        assert np.array_equal(beta[changed], plain[changed] * 2.0**how.surge)
+        assert len({*np.nonzero(changed[0].T)[1]}) == min(tokens, 4)
 
 
 @pytest.mark.parametrize("how", DRAWS, ids=lambda how: how.name)
@@ -93,6 +106,11 @@ def test_together_they_cover_what_separates() -> None:
     assert any(how.decay[1] > 0 for how in DRAWS)
     assert any(how.plunge <= -90 and how.decay[0] <= -100 for how in DRAWS)
     assert any(how.beta[0] < 0 and how.beta[1] >= 2 for how in DRAWS)
+    # Scalings apart go beyond float32, and one row alone has each mixture in one draw or another.
+    assert {how.corner for how in DRAWS if how.spread} == {0, 1, 2, 3}
+    largest = float(np.finfo(np.float32).max)
+    assert min(2.0**how.spread for how in DRAWS if how.spread) > largest
+    assert max(2.0**how.surge for how in DRAWS) > largest
     # Norms on both sides of the root of the usual eps.
     assert min(how.norm for how in DRAWS) < 1e-3 < 1 < max(how.norm for how in DRAWS)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -22,7 +23,7 @@ TEXT = """
 <ir_version: 8, opset_import: ["" : {opset}]>
 norms ({type}[2,3,4,5] x) => ({type} y)
 <{type} eps = {{{eps}}}, {type} one = {{1}}, {type} two = {{2}}, {type} half = {{0.5}},
- int64[1] last = {{-1}}, int64[1] time = {{1}}>
+ {type} small = {{1e-15}}, {type} low = {{-1e6}}, int64[1] last = {{-1}}, int64[1] time = {{1}}>
 {{
   {body}
 }}
@@ -182,8 +183,73 @@ def test_other_arithmetic_is_not_taken(op: str, body: str, tmp_path: Path) -> No
 def test_what_is_no_norm_is_not_proven(body: str, worker: Worker, tmp_path: Path) -> None:
     norm = proven(worker, body, tmp_path)
     assert isinstance(norm, Reason)
-    assert norm.code == "norm-unknown"
+    assert norm.code in ("norm-unknown", "norm-mixed")
     assert "x" in norm.text
+
+
+#: Each is the norm on rows of common size.
+MIXED = {
+    "a floor that other rows raise": "t = ReduceSum<keepdims = 1>(s, time)\n c = Mul(t, small)\n r = Sqrt(s)\n"
+    " f = Max(r, c, eps)\n y = Div(x, f)",
+    "a floor that the row raises": "t = Mul(s, s)\n c = Mul(t, small)\n a = Add(s, eps)\n f = Max(a, c)\n r = Sqrt(f)\n"
+    " y = Div(x, r)",
+    "a floor that another head raises": "p = Transpose<perm = [0, 2, 1, 3]>(s)\n h = Shape(s)\n t = Reshape(p, h)\n"
+    " q = Mul(t, t)\n c = Mul(q, small)\n a = Add(s, eps)\n f = Max(a, c)\n r = Sqrt(f)\n y = Div(x, r)",
+    "a polynomial of the row": "t = Mul(s, s)\n c = Mul(t, small)\n b = Add(s, c)\n a = Add(b, eps)\n r = Sqrt(a)\n"
+    " y = Div(x, r)",
+    "a ceiling made of floors": "a = Add(s, eps)\n r = Sqrt(a)\n i = Reciprocal(r)\n f = Max(i, small)\n y = Mul(x, f)",
+    "a floor under the numbers": "l = Max(x, low)\n a = Add(s, eps)\n r = Sqrt(a)\n y = Div(l, r)",
+    "a whole number": "a = Add(s, eps)\n r = Sqrt(a)\n i = Cast<to = 7>(r)\n w = Cast<to = 1>(i)\n f = Max(w, r)\n"
+    " y = Div(x, f)",
+}
+
+
+@pytest.mark.parametrize("how", MIXED)
+def test_what_is_a_norm_of_common_rows_only_is_refused(how: str, worker: Worker, tmp_path: Path) -> None:
+    norm = proven(worker, SUM + MIXED[how], tmp_path)
+    assert isinstance(norm, Reason)
+    assert norm.code == "norm-mixed"
+    assert norm.args["op"] in norm.text
+
+
+def test_a_part_of_a_norm_that_something_else_reads_keeps_its_guard(tmp_path: Path) -> None:
+    # What a floor hides of the rows below it must not come back elsewhere.
+    body = L2 + "f = Max(n, eps)\n z = Div(x, f)\n d = Sub(f, n)\n y = Add(z, d)"
+    scanned = graphs.scanned(graphs.parse(TEXT.format(body=body, type="float", eps="1e-06", opset=17)), tmp_path)
+    find = scanned.graph.find
+    found = take_norm(scanned, classify(scanned), Shapes(scanned), find("x"), find("z"))
+    assert isinstance(found, Reason)
+    assert (found.code, found.args["op"]) == ("norm-mixed", "Sub")
+
+
+def test_a_norm_of_common_rows_only_stays_in_front_of_the_fused_node(tmp_path: Path) -> None:
+    # Keys of norm a million: the floor that other heads raise has overtaken the keys' own norms.
+    guarded = (
+        "  m = Mul(k0, k0)\n  s = ReduceSum<keepdims = 1>(m, last)\n  t = ReduceSum<keepdims = 1>(s, row)\n"
+        "  c = Mul(t, small)\n  r = Sqrt(s)\n  f = Max(r, c, eps)\n  kn = Div(k0, f)\n  k1 = Unsqueeze(kn, last)\n"
+    )
+    constants = ("float scale", "float small = {1e-5}, float eps = {1e-6}, float scale")
+    model = graphs.step(("  k1 = Unsqueeze(k0, last)\n", guarded), constants)
+    with graphs.one_worker():
+        report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx", target="ort")
+    assert report.exit == 0
+    fused = onnx.load(tmp_path / "out.onnx")
+    assert "Max" in {node.op_type for node in fused.graph.node}
+    feeds = graphs.wide_feeds(model, 3)
+    feeds["key"] *= 1e6
+    assert graphs.difference(graphs.lowered_double(fused, report), graphs.double(model), feeds) < 1e-9
+
+
+def test_constants_on_both_sides_of_the_root_are_one_formula(worker: Worker, tmp_path: Path) -> None:
+    # 2 sqrt(0.25 (4 s) + ...) is sqrt(4 s): factors are carried through every operator.
+    body = (
+        "m = Mul(x, two)\n s = ReduceSumSquare<keepdims = 1, axes = [-1]>(m)\n a = Add(s, eps)\n r = Sqrt(a)\n"
+        " h = Mul(r, half)\n i = Reciprocal(h)\n y = Mul(x, i)"
+    )
+    norm = proven(worker, body, tmp_path)
+    assert not isinstance(norm, Reason), norm
+    assert norm.kind == "rsqrt"
+    assert norm.eps == pytest.approx(float(np.float32(1e-6)) / 4, rel=1e-15)
 
 
 def test_the_two_formulas_differ_below_eps_and_agree_above() -> None:

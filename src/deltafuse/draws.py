@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,11 @@ class Draw:
         memory: how much of the key before a key keeps.
         lasting: weaken decay and beta on many tokens, so that the first one still counts at the last: each step of
             the delta rule takes a share beta of what the state holds along its key, besides what decays.
+        spread: how far rows of query and key, and columns of value and state, are scaled apart where a site is held
+            against its rule, as an exponent of two (see `deltafuse.scalings`); this then takes the place of `scale`.
+        corner: which of the four mixtures of large and small query and key the first row has.
+        surge: by how much the beta of one token of each head grows, as an exponent of two. The rule is linear in it:
+            what is not shows.
     """
 
     name: str
@@ -54,15 +59,37 @@ class Draw:
     norm: float
     memory: float = 0.8
     lasting: bool = False
+    spread: int = 0
+    corner: int = 0
+    surge: int = 0
 
+    @property
+    def mild(self) -> Draw:
+        """The same with a decay whose exponentials stay numbers however they are taken apart."""
+        return replace(self, decay=_MILD, plunge=0.0, lasting=True)
+
+    @property
+    def plain(self) -> Draw:
+        """The same with all operands of common size."""
+        return replace(self, scale=1.0, spread=0, surge=0)
+
+
+#: Lowest and highest g of the slowest decay.
+_MILD = (-0.1, -0.002)
+#: Beyond the range of float32 in both directions, and far enough from that of double for products of a few.
+FAR = 140
 
 #: Every site is proven on all of these.
 DRAWS = (
-    Draw("slow decay", (-0.1, -0.002), 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True),
-    Draw("fast decay, large values", (-6.0, -0.1), 0.0, 1e60, (0.0, 1.0), 30.0),
-    Draw("plunge, small values", (-100.0, -2.0), -90.0, 1e-60, (0.5, 1.0), 0.02),
+    Draw("slow decay", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True),
+    Draw("fast decay, large values", (-6.0, -0.1), 0.0, 1e60, (0.0, 1.0), 30.0, spread=FAR, corner=1),
+    Draw("plunge, small values", (-100.0, -2.0), -90.0, 1e-60, (0.5, 1.0), 0.02, spread=FAR, corner=2),
     # Keys that forget: beta of 2 on correlated keys makes an inverse by powers too ill-conditioned to tell.
-    Draw("any sign of beta, tiny norms", (-3.0, 0.1), 0.0, 1.0, (-1.0, 2.0), 3e-4, memory=0.0),
+    Draw("any sign of beta, tiny norms", (-3.0, 0.1), 0.0, 1.0, (-1.0, 2.0), 3e-4, memory=0.0, spread=FAR),
+    Draw(
+        "one large beta", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, memory=0.0, lasting=True,
+        spread=FAR, corner=3, surge=FAR,
+    ),
 )
 
 #: Loss over all tokens, as a logarithm, at which the first one still counts: for the decay and for the delta rule each.
@@ -89,6 +116,8 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels:
         beta *= min(1.0, _LASTING * k / (t * how.beta[1]))
     if how.plunge:
         g[:, t // 2] = how.plunge
+    if how.surge:
+        beta = np.ldexp(beta, how.surge * (surging(t, h) == np.arange(t)[:, None]))
     return Operands(
         query=_unit(rng.standard_normal((b, t, n, k))) * norm * rng.uniform(0.5, 1.5, (b, t, n, 1)),
         key=_unit(_correlated(rng, (b, t, n, k), how.memory))
@@ -98,6 +127,11 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels:
         beta=beta,
         state=rng.standard_normal((b, h, k, v)) * how.scale,
     )
+
+
+def surging(tokens: int, heads: int) -> npt.NDArray[np.int64]:
+    """The token of each head whose beta grows in a draw with a surge [heads]."""
+    return np.arange(heads) * 7 % tokens
 
 
 def _correlated(rng: np.random.Generator, shape: tuple[int, int, int, int], memory: float) -> Array:

@@ -14,8 +14,10 @@ from deltafuse.classes import Kind
 from deltafuse.draws import Array
 from deltafuse.graph import Graph
 from deltafuse.match import Norm
+from deltafuse.norm_form import read_form
 from deltafuse.probe import to_double
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.scope import SHAPES
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model, read_tensor
 from deltafuse.worker import Session, Worker
@@ -34,11 +36,17 @@ _LAYOUT = frozenset({"Transpose", "Identity", "Expand", "Unsqueeze", "Squeeze", 
 #: First opset in which each reduction takes its axes as an input.
 _AXES_INPUT = {"ReduceSum": 13, "ReduceSumSquare": 18, "ReduceL2": 18}
 _LIMIT = 1 << 10
+#: Norms of the rows that every norm is run on.
+_NORMS = (1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12, 1e30, 1e60)
 
 
 @dataclass
 class _Copy:
-    """A norm's arithmetic, layout operators left out, as it is collected."""
+    """A norm's arithmetic, layout operators left out, as it is collected.
+
+    Attributes:
+        inside: the source's nodes, layout too -> the local name of their result.
+    """
 
     model: Model
     kinds: bytearray
@@ -47,6 +55,7 @@ class _Copy:
     names: dict[int, str] = field(default_factory=dict[int, str])
     nodes: list[onnx.NodeProto] = field(default_factory=list[onnx.NodeProto])
     source_nodes: list[int] = field(default_factory=list[int])
+    inside: dict[int, str] = field(default_factory=dict[int, str])
     initializers: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
 
     def value(self, value: int) -> str | Reason:
@@ -61,7 +70,10 @@ class _Copy:
         node = graph.producer[value]
         op = graph.op[node] if node >= 0 else "an input"
         if op in _LAYOUT or (op == "Cast" and self._same_type(node)):
-            return self.value(graph.node_inputs[node][0])
+            name = self.value(graph.node_inputs[node][0])
+            if not isinstance(name, Reason):
+                self.inside[node] = name
+            return name
         if op not in _ARITHMETIC or (op == "Clip" and self._has_ceiling(node)):
             return Reason("norm-unknown", {"value": graph.name(self.start), "op": op})
         return self._node(node)
@@ -94,8 +106,18 @@ class _Copy:
             self._reduce_last(made)
         self.nodes.append(made)
         self.source_nodes.append(node)
+        self.inside[node] = output
         self.names[graph.node_outputs[node][0]] = output
         return output
+
+    def leak(self, result: str) -> Reason | None:
+        """A part of the norm that something else reads too: its guards are proven for the norm alone."""
+        graph = self.model.graph
+        for node, name in self.inside.items():
+            for reader in graph.consumers[graph.node_outputs[node][0]] if name not in ("x", result) else ():
+                if reader not in self.inside and graph.op[reader] not in SHAPES:
+                    return Reason("norm-mixed", {"value": graph.name(self.start), "op": graph.op[reader]})
+        return None
 
     def _reduce_last(self, node: onnx.NodeProto) -> None:
         node.attribute.append(helper.make_attribute("keepdims", 1))
@@ -137,6 +159,9 @@ def take_norm(
         return result
     if result == "x" or not copy.nodes:
         return Reason("norm-unknown", {"value": model.graph.name(start), "op": "none"})
+    leak = copy.leak(result)
+    if leak is not None:
+        return leak
     _rename(copy.nodes, result)
     return tuple(copy.nodes), tuple(copy.initializers.values()), tuple(copy.source_nodes)
 
@@ -165,38 +190,29 @@ def prove_norm(
     opset: int,
     where: str,
 ) -> Norm | Reason:
-    """Finds kind and eps of a norm by running it in double, on rows both far below and above eps.
+    """Reads kind and eps of a norm off its arithmetic, and runs it in double on rows far below and above eps.
 
     Returns:
         A Reason where it is neither x * rsqrt(sum(x^2) + eps) nor x / max(||x||, eps).
     """
+    form = read_form(nodes, initializers, where)
+    if isinstance(form, Reason):
+        return form
+    kind, eps = form
     double = to_double(norm_model(nodes, initializers, dtype, opset))
     if isinstance(double, Reason):
         return double
     session = worker.load(double.SerializeToString())
     if isinstance(session, Reason):
         return session
-    unknown = Reason("norm-unknown", {"value": where, "op": ", ".join(dict.fromkeys(node.op_type for node in nodes))})
-    directions = _directions()
-    first = _run(worker, session, directions[:1] * 1e-30)
-    if isinstance(first, Reason):
-        return first
-    with np.errstate(divide="ignore", invalid="ignore"):
-        divisor = float(np.median(directions[0] * 1e-30 / first[0]))
-    if not np.isfinite(divisor) or divisor <= 0:
-        return unknown
-    for kind, eps in (("rsqrt", divisor**2), ("max", divisor), ("rsqrt", 0.0)):
-        x = np.concatenate(
-            [directions * scale for scale in divisor * np.array([1e-3, 0.1, 0.5, 2, 10, 1e3])]
-            + [directions, directions * 100]
-        )
-        ran = _run(worker, session, x)
-        if isinstance(ran, Reason):
-            return ran
-        if np.allclose(ran, normalise(x, kind, eps), rtol=1e-12, atol=0):
-            worker.unload(session)
-            return Norm(kind, eps, dtype, nodes, initializers)
-    return unknown
+    rows = _rows(eps)
+    ran = _run(worker, session, rows)
+    worker.unload(session)
+    if isinstance(ran, Reason):
+        return ran
+    if not np.allclose(ran, normalise(rows, kind, eps), rtol=1e-12, atol=0):
+        return Reason("norm-unknown", {"value": where, "op": ", ".join(dict.fromkeys(node.op_type for node in nodes))})
+    return Norm(kind, eps, dtype, nodes, initializers)
 
 
 def _run(worker: Worker, session: Session, x: Array) -> Array | Reason:
@@ -213,6 +229,9 @@ def normalise(x: Array, kind: str, eps: float) -> Array:
     return x / np.maximum(np.sqrt(squares), eps)
 
 
-def _directions() -> Array:
+def _rows(eps: float) -> Array:
+    """Rows of many norms, [n, 7]."""
     draws = np.random.default_rng(7).standard_normal((4, 7))
-    return draws / np.linalg.norm(draws, axis=-1, keepdims=True)
+    directions = draws / np.linalg.norm(draws, axis=-1, keepdims=True)
+    around = eps * np.array([1e-6, 1e-3, 0.1, 0.5, 2, 10, 1e3]) if eps else np.array([1e-30])
+    return np.concatenate([directions * norm for norm in (*around, *np.sqrt(around), *_NORMS)])

@@ -38,6 +38,8 @@ TEXTS.update(
     {
         "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}); "
         "it is another rule, or its arithmetic loses too many digits to tell",
+        "higher-degree": "on '{draw}' the site leaves the range of floating point where the rule does not: it has a "
+        "higher power of an operand than the rule, if only a little of it; take that term out of the model",
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
         "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule",
     }
@@ -48,7 +50,7 @@ REFUSALS = frozenset({"inner-value-used", "not-convex", "no-output", "output-in-
 
 _WANTED = {"head": "token and head", "channel": "token, head and key channel", "none": "token and head"}
 #: Reasons after which operands lower down are tried.
-_UNREAD = frozenset({"not-the-rule", "not-equal", "dims-unknown"})
+_UNREAD = frozenset({"not-the-rule", "not-equal", "higher-degree", "dims-unknown"})
 
 #: Relative, in double; of 235 proofs seen 224 were below 1e-14.
 BAR = 1e-12
@@ -270,23 +272,29 @@ def _errors(trial: Trial, at: Binding) -> list[float] | Reason:
         batch = at.batch if seed == 0 or at.batch is None else 1
         error = _error(trial, at.at(at.tokens, batch, seed) or at, how, seed)
         if isinstance(error, Reason):
-            if error.code != "overflows" or not seed:
-                return error
-            continue
-        errors.append(error)
+            return error
+        if error is not None:
+            errors.append(error)
     worst = max(errors)
     return errors[1:] if worst <= BAR else Reason("not-equal", {"draw": _draw_of(errors), "error": worst})
 
 
-def _error(trial: Trial, binding: Binding, how: Draw, seed: int) -> float | Reason:
-    """One draw; where it overflows, the same with plain values.
+def _error(trial: Trial, binding: Binding, how: Draw, seed: int) -> float | Reason | None:
+    """One draw; where it overflows by its decay, the same with plain values; None where these overflow too.
 
-    exp(a) * exp(-b) overflows where exp(a - b) does not: then plain values overflow too, and other draws must tell.
+    exp(a) * exp(-b) overflows where exp(a - b) does not: then other draws must tell. What overflows with a mild decay
+    is no such product but a term that the rule does not have.
     """
     error = trial.error(binding, how, seed)
-    if isinstance(error, Reason) and error.code == "overflows":
-        return trial.error(binding, replace(how, scale=1.0), seed)
-    return error
+    if not isinstance(error, Reason) or error.code != "overflows":
+        return error
+    mild = trial.error(binding, how.mild, seed)
+    if isinstance(mild, Reason) and mild.code == "overflows" and how.spread:
+        return Reason("higher-degree", {"draw": how.name})
+    if isinstance(mild, Reason) or mild > BAR:
+        return mild
+    plain = trial.error(binding, how.plain, seed)
+    return None if isinstance(plain, Reason) and plain.code == "overflows" else plain
 
 
 def _draw_of(errors: Sequence[float]) -> str:

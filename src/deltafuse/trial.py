@@ -15,6 +15,7 @@ from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Explained
 from deltafuse.rule import project, relative, run_rule
+from deltafuse.scalings import Scaling, felt, growth, scaling
 
 TEXTS.update(
     {
@@ -62,24 +63,33 @@ class Trial:
             full: compare every column of the value axis, not two random mixtures of them (the rule is linear there).
         """
         assignment = self.explained.assignment
-        operands, sizes = self.draw(binding, how, seed)
+        # What is scaled column by column needs no scale of its own: together they would leave the range of double.
+        operands, sizes = self.draw(binding, replace(how, scale=1.0) if how.spread else how, seed)
+        scaled = self._scaling(how, sizes)
         mix = None if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
         wanted: list[tuple[Array, Array]] = []
 
         def follow_the_rule() -> None:
-            mixed = operands if mix is None else project(operands, mix)
+            unscaled = scaled.of_rule(operands)
+            mixed = unscaled if mix is None else project(unscaled, mix)
             wanted.append(run_rule(self.recurrence, mixed, assignment.preparation()))
 
-        ran = self.results(binding, operands, follow_the_rule)
+        ran = self.results(binding, scaled.of_site(operands), follow_the_rule)
         if isinstance(ran, Reason):
             return ran
         if not all(np.isfinite(array).all() for array in ran.values()):
             return Reason("overflows", {"draw": how.name})
         ((out, final),) = wanted
-        error = self._compare(ran[self.out], self.explained.outs[self.out], "BTHV", sizes, mix, out * assignment.scale)
+        grown = growth(how, sizes)
+        right = np.ldexp(out * assignment.scale, -grown)
+        error = self._compare(
+            ran[self.out], self.explained.outs[self.out], "BTHV", sizes, mix, right,
+            lambda plain: np.ldexp(scaled.out(plain), -grown),
+        )  # fmt: skip
         if self.final is None:
             return error
-        return max(error, self._compare(ran[self.final], self.explained.finals[self.final], "BHKV", sizes, mix, final))
+        layout = self.explained.finals[self.final]
+        return max(error, self._compare(ran[self.final], layout, "BHKV", sizes, mix, final, scaled.final))
 
     def results(
         self, binding: Binding, operands: Operands, meanwhile: Callable[[], object] | None = None
@@ -112,11 +122,24 @@ class Trial:
             operands = replace(operands, query=operands.key)
         return operands, sizes
 
+    def _scaling(self, how: Draw, sizes: dict[str, int]) -> Scaling:
+        assignment = self.explained.assignment
+        normed = {role for role in ("query", "key") if assignment.values[role] in assignment.norms}
+        found = scaling(how, sizes, normed, felt(self.recurrence, channels=assignment.channels))
+        shared = assignment.values["query"] == assignment.values["key"]
+        return replace(found, query=found.key) if shared else found
+
     @staticmethod
     def _compare(
-        found: Array, layout: str, order: str, sizes: Mapping[str, int], mix: Array | None, wanted: Array
+        found: Array,
+        layout: str,
+        order: str,
+        sizes: Mapping[str, int],
+        mix: Array | None,
+        wanted: Array,
+        unscaled: Callable[[Array], Array],
     ) -> float:
         if layouts.fit(layout, found.shape, sizes) is None:
             return float("inf")
-        plain = layouts.unpack(found, layout, order, sizes)
+        plain = unscaled(layouts.unpack(found, layout, order, sizes))
         return relative(plain if mix is None else plain @ mix, wanted)

@@ -107,7 +107,28 @@ def feeds(inputs: Sequence[Input], numbers: Mapping[str, int], tokens: Dim, how:
         seed: of the generator.
     """
     rng = np.random.default_rng(seed)
-    return {item.name: draw(rng, item, numbers, tokens, how) for item in inputs}
+    drawn = {item.name: draw(rng, item, numbers, tokens, how) for item in inputs}
+    exponents = _exponents(inputs, how)
+    far = {name: np.ldexp(np.asarray(drawn[name], np.float64), exponent) for name, exponent in exponents.items()}
+    return {**drawn, **far}
+
+
+def _exponents(inputs: Sequence[Input], how: Draw) -> dict[str, int]:
+    """By which powers of two a draw takes operands apart: as in `deltafuse.scalings`, all rows alike.
+
+    Both sides are given the same and run, so that only what the rule does not feel keeps them within bounds: operands
+    that one input holds together stay as they are.
+    """
+    own = {item.part.role: item.part.normed for item in inputs}
+    found: dict[str, int] = {}
+    if how.spread and own.keys() >= {"query", "key"}:
+        found["query"] = how.spread if how.corner & 1 else 0 if own["query"] else -how.spread
+    if how.spread and own.get("key"):
+        found["key"] = how.spread if how.corner >> 1 else 0
+    elif how.spread and own.keys() >= {"key", "beta", "value"}:
+        key = how.spread if how.corner >> 1 else -how.spread
+        found |= {"key": key, "beta": -2 * key, "value": key}
+    return {item.name: found[item.part.role] for item in inputs if item.part.role in found and item.dtype in FLOATS}
 
 
 def draw(rng: np.random.Generator, item: Input, numbers: Mapping[str, int], tokens: Dim, how: Draw) -> Array:
@@ -117,7 +138,11 @@ def draw(rng: np.random.Generator, item: Input, numbers: Mapping[str, int], toke
         return _integers(rng, shape, item.dtype)
     if item.part.role == "shape":
         return np.zeros(shape)
-    return _floats(rng, shape, _token_axis(item, tokens, numbers), item.part, how)
+    axis = _token_axis(item, tokens, numbers)
+    floats = _floats(rng, shape, axis, item.part, how)
+    if how.surge and item.part.role == "beta":
+        _surge(floats, axis, evaluate(tokens, numbers), how.surge)
+    return floats
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: int) -> Array:
@@ -149,6 +174,15 @@ def _floats(
     return rng.standard_normal(shape) * how.scale
 
 
+def _surge(beta: npt.NDArray[np.float64], axis: int | None, tokens: int, exponent: int) -> None:
+    """Makes the beta of one token large, where it can be told."""
+    if tokens == 1:
+        beta *= 2.0**exponent
+    elif axis is not None:
+        moved = np.moveaxis(beta, axis, 0)
+        moved[len(moved) // 2] *= 2.0**exponent
+
+
 def _decay(rng: np.random.Generator, shape: tuple[int, ...], axis: int | None, how: Draw) -> npt.NDArray[np.float64]:
     g = rng.uniform(*how.decay, shape)
     if how.plunge and axis is not None:
@@ -165,7 +199,7 @@ def _vectors(
     if part.role == "key" and axis is not None:
         moved = np.moveaxis(drawn, axis, 0)
         for t in range(1, len(moved)):
-            moved[t] = 0.8 * moved[t - 1] + 0.6 * moved[t]
+            moved[t] = how.memory * moved[t - 1] + np.sqrt(1 - how.memory**2) * moved[t]
     last = shape[-1] if shape else 1
     size = part.key_dim if part.key_dim and last % part.key_dim == 0 else last
     rows = np.reshape(drawn, (-1, size))

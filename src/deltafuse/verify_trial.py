@@ -197,15 +197,26 @@ class _Trial:
         return ran if isinstance(ran, Reason) else [np.asarray(array, np.float64) for array in ran]
 
     def _error(self, unfused: Session, fused: Session, run: Run) -> float | Reason | None:
-        """Relative error of one run; None where the unfused side overflows, for plain values too: it tells nothing."""
+        """Relative error of one run; None where the unfused side overflows by its decay: that tells nothing."""
+        error = self._once(unfused, fused, run)
+        if error is not None or not run.how.spread:
+            return error
+        mild = self._once(unfused, fused, replace(run, how=run.how.mild))
+        if mild is None:
+            return Reason("higher-degree", {"draw": run.how.name})
+        if isinstance(mild, Reason) or mild > EXACT:
+            return mild
+        return self._once(unfused, fused, replace(run, how=run.how.plain))
+
+    def _once(self, unfused: Session, fused: Session, run: Run) -> float | Reason | None:
+        """Relative error of one run; None where the unfused side overflows."""
         wanted, found = self._outputs(unfused, run), self._outputs(fused, run)
         if isinstance(wanted, Reason):
             return wanted
         if isinstance(found, Reason):
             return found
         if not all(np.isfinite(array).all() for array in wanted):
-            plain = replace(run, how=replace(run.how, scale=1.0))
-            return None if run.how.scale == 1.0 else self._error(unfused, fused, plain)
+            return None
         return max(relative(a, b) for a, b in zip(found, wanted, strict=True))
 
     def _rounding(self, unfused: Session, run: Run) -> Rounding | Reason | None:
