@@ -48,7 +48,7 @@ def deeper(model: Model, kinds: bytearray, pattern: Pattern, core: Collection[in
     for node in core:
         if not has_body(model, graph, node) or pattern.decay == "none":
             continue
-        if graph.op[node] in LOOPS and not graph.domain[node]:
+        if graph.standard[node] in LOOPS:
             inside = any(_nested(body, pattern) for body in bodies(model, graph, kinds, node))
         else:
             inside = holds(model, graph, kinds, node, pattern)

@@ -145,7 +145,7 @@ def _search(scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collectio
         if is_random(graph, node):
             return _reason(graph, node, "random")
         roots = reach.of(graph.reads(node))
-        if not roots or graph.op[node] in SHAPES:
+        if not roots or graph.standard[node] in SHAPES:
             _measure(scope, node, reach)
             continue
         found = None if node in exempt else _refusal(scope, node, reach)
@@ -154,7 +154,7 @@ def _search(scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collectio
         reach.data.update(dict.fromkeys(graph.node_outputs[node], roots))
         if _is_power(graph, node, reach):
             reach.powers.update(graph.node_outputs[node])
-        if graph.op[node] == "Exp" or not reach.curved.isdisjoint(graph.reads(node)):
+        if graph.standard[node] == "Exp" or not reach.curved.isdisjoint(graph.reads(node)):
             reach.curved.update(graph.node_outputs[node])
     return None
 
@@ -165,7 +165,7 @@ def _refusal(scope: Scope, node: int, reach: _Reach) -> Reason | None:
     inputs = graph.node_inputs[node]
     if has_body(scope.model, graph, node):
         return _search_bodies(scope, node, reach)
-    op = graph.op[node]
+    op = graph.standard[node]
     varying = [position for position, value in enumerate(inputs) if value in reach.data]
     if not _analytic(scope, node, varying, reach):
         return _reason(graph, node)
@@ -177,7 +177,7 @@ def _refusal(scope: Scope, node: int, reach: _Reach) -> Reason | None:
 
 def _measure(scope: Scope, node: int, reach: _Reach) -> None:
     """Follows sizes and positions through a node that holds no data."""
-    graph, op = scope.graph, scope.graph.op[node]
+    graph, op = scope.graph, scope.graph.standard[node]
     outputs, read = graph.node_outputs[node], graph.reads(node)
     if op in SHAPES:
         if not scope.is_settled(outputs[0]):
@@ -189,7 +189,9 @@ def _measure(scope: Scope, node: int, reach: _Reach) -> None:
         reach.gates.update(outputs)
     if reach.measures.isdisjoint(read) or all(scope.is_settled(value) for value in outputs):
         return
-    chooses = (op in _PIECEWISE and not all(value in reach.places for value in read if value)) or _steps(scope, node)
+    # What another domain's operator or a function does with them is not known.
+    compares = op in _PIECEWISE and not all(value in reach.places for value in read if value)
+    chooses = not op or compares or _steps(scope, node)
     looks_up = op in _PARTS and scope.varies(read[0])
     (reach.gates if chooses or looks_up else reach.measures).update(outputs)
     if op == "Range" or not reach.places.isdisjoint(read):
@@ -198,7 +200,7 @@ def _measure(scope: Scope, node: int, reach: _Reach) -> None:
 
 def _steps(scope: Scope, node: int) -> bool:
     """Whether a node rounds a size or position: a quotient of whole numbers, a type that does not hold it."""
-    graph, op = scope.graph, scope.graph.op[node]
+    graph, op = scope.graph, scope.graph.standard[node]
     given = scope.dtype(graph.node_inputs[node][0]) if graph.node_inputs[node] else None
     if op == "Div":
         return given not in _REAL
@@ -210,19 +212,19 @@ def _steps(scope: Scope, node: int) -> bool:
 
 def _is_power(graph: Graph, node: int, reach: _Reach) -> bool:
     """An exponential, or exponentials that are moved or multiplied."""
-    if graph.op[node] == "Exp":
+    if graph.standard[node] == "Exp":
         return True
     read = [value for value in graph.node_inputs[node] if value in reach.data]
-    return graph.op[node] in _MOVES and all(value in reach.powers for value in read)
+    return graph.standard[node] in _MOVES and all(value in reach.powers for value in read)
 
 
 def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
     graph = scope.graph
-    decided = {"If": (0,), "Loop": (0, 1)}.get(graph.op[node], ())
+    decided = {"If": (0,), "Loop": (0, 1)}.get(graph.standard[node], ())
     chosen = [graph.node_inputs[node][position] for position in decided if position < len(graph.node_inputs[node])]
     if any(value in reach.data for value in chosen):
         return _reason(graph, node, "piecewise")
-    sized = graph.op[node] == "If" and any(value in reach.gates | reach.measures for value in chosen)
+    sized = graph.standard[node] == "If" and any(value in reach.gates | reach.measures for value in chosen)
     # A choice that comes round again is tried at each of its turns.
     if sized and (scope.shapes is None or not period(graph, scope.shapes, chosen[0])[0]):
         return _reason(graph, node, "position-gate")
@@ -250,8 +252,8 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach) -> Reason | None:
 
 def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) -> bool:
     graph = scope.graph
-    op, inputs = graph.op[node], graph.node_inputs[node]
-    if graph.domain[node] not in ("", "ai.onnx"):
+    op, inputs = graph.standard[node], graph.node_inputs[node]
+    if graph.domain[node]:
         return graph.domain[node] == "com.microsoft" and op in CONTRIB
     if op == "Cast":
         return graph.attributes(node)["to"].i in _REAL
@@ -283,11 +285,11 @@ def _plain_mode(op: str, attributes: dict[str, AttributeProto]) -> bool:
 
 def is_random(graph: Graph, node: int) -> bool:
     """Whether a node gives other numbers each time it runs."""
-    training = graph.op[node] == "Dropout" and len(graph.node_inputs[node]) > 2 and graph.node_inputs[node][2] != 0
-    return training or graph.op[node] in _RANDOM
+    inputs = graph.node_inputs[node]
+    training = graph.standard[node] == "Dropout" and len(inputs) > 2 and inputs[2] != 0
+    return training or graph.standard[node] in _RANDOM
 
 
 def _reason(graph: Graph, node: int, code: str = "") -> Reason:
-    op = graph.op[node]
-    code = code or ("piecewise" if op in _PIECEWISE else "unsupported-operator")
-    return Reason(code, {"op": op, "node": graph.label(node)})
+    code = code or ("piecewise" if graph.standard[node] in _PIECEWISE else "unsupported-operator")
+    return Reason(code, {"op": graph.op[node], "node": graph.label(node)})

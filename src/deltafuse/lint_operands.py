@@ -153,8 +153,8 @@ def memory_findings(view: View) -> Iterator[Finding]:
 def _source(view: View, value: int) -> str:
     """What memory a value is a view of, where it is not its producer's own."""
     graph = view.graph
-    while graph.producer[value] >= 0 and graph.op[graph.producer[value]] in _VIEWS:
-        value = graph.node_inputs[graph.producer[value]][0]
-    if value in graph.initializers or (graph.producer[value] >= 0 and graph.op[graph.producer[value]] == "Constant"):
+    while (node := graph.producer[value]) >= 0 and graph.standard[node] in _VIEWS:
+        value = graph.node_inputs[node][0]
+    if value in graph.initializers or (node >= 0 and graph.standard[node] == "Constant"):
         return "a constant"
-    return "a graph input" if graph.producer[value] < 0 else ""
+    return "a graph input" if node < 0 else ""

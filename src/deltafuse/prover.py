@@ -189,7 +189,7 @@ def _attempt(setting: Setting, bench: Bench, binding: Binding) -> Fit | _Odd | R
 def _smallest_running(setting: Setting, bench: Bench, runs: Sequence[tuple[Binding, bool]]) -> Iterator[Binding]:
     """The smallest token count that runs, where none of the usual ones was right; a loop runs for any or for none."""
     free = [binding for binding, _ in runs if binding.tokens is not None]
-    if not free or any(setting.model.graph.op[node] in LOOPS for node in setting.candidate.core):
+    if not free or any(setting.model.graph.standard[node] in LOOPS for node in setting.candidate.core):
         return
     start = free[0]
 
@@ -222,7 +222,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Pro
     if guard is not None:
         return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
-    loops = [node for node in setting.candidate.core if setting.model.graph.op[node] in LOOPS]
+    loops = [node for node in setting.candidate.core if setting.model.graph.standard[node] in LOOPS]
     short = short_loop(setting.model, setting.kinds, setting.shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
