@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
-from deltafuse.bodies import is_call
+from deltafuse.bodies import has_body
 from deltafuse.graph import Graph
 from deltafuse.probe_double import to_double
 from deltafuse.reasons import TEXTS, Reason
@@ -109,7 +109,7 @@ def cut_model(model: Model, shapes: Shapes, inputs: Sequence[int], outputs: Sequ
     body.output.extend(onnx.ValueInfoProto(name=graph.name(value)) for value in outputs)
     opsets = [helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
     # Built without the checker's defaults: the file's own imports stay what they are.
-    called = list(model.local_functions.values()) if any(is_call(model, graph, node) for node in nodes) else []
+    called = list(model.local_functions.values()) if any(has_body(model, graph, node) for node in nodes) else []
     cut = onnx.ModelProto(
         ir_version=min(model.ir_version, _IR_VERSION), opset_import=opsets, graph=body, functions=called
     )

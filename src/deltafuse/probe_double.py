@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from deltafuse.functions import without_references
 from deltafuse.probe_conv import plain_convolution
 from deltafuse.reasons import TEXTS, Reason
 
@@ -21,6 +22,8 @@ TEXTS.update(
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 _TO_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype", "SequenceEmpty": "dtype", "RandomNormal": "dtype"}
+#: ai.onnx, and where onnxruntime has its own quantised operators.
+_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 _QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"})
 
 
@@ -32,6 +35,7 @@ def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
+    without_references(result)
     refused = _graph(result.graph)
     for function in result.functions:
         refused = _nodes(function.node) if refused is None else refused
@@ -57,11 +61,12 @@ def _type(proto: onnx.TypeProto) -> None:
 
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
     for node in nodes:
-        if node.op_type in _QUANTISED:
-            return Reason("no-double-kernel", {"op": node.op_type})
-        _state_default(node)
+        op = "" if node.domain not in _DOMAINS else node.op_type
+        if op in _QUANTISED:
+            return Reason("no-double-kernel", {"op": op})
+        _state_default(op, node)
         for attribute in node.attribute:
-            refused = _attribute(node.op_type, attribute)
+            refused = _attribute(op, attribute)
             if refused is not None:
                 return refused
     return None
@@ -69,10 +74,12 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
 
 def _expand(graph: onnx.GraphProto) -> None:
     """Writes out what has no double kernel and a plain form: onnxruntime's FusedMatMul, depthwise convolutions."""
-    forms = {"FusedMatMul": _plain_product, "Conv": plain_convolution}
-    if not any(node.op_type in forms for node in graph.node):
+    forms = {("com.microsoft", "FusedMatMul"): _plain_product, ("", "Conv"): plain_convolution}
+    known = [forms.get((node.domain, node.op_type)) for node in graph.node]
+    if not any(known):
         return
-    nodes = [part for node in graph.node for part in (forms[node.op_type](node) if node.op_type in forms else [node])]
+    plain = [[node] if form is None else form(node) for node, form in zip(graph.node, known, strict=True)]
+    nodes = [part for parts in plain for part in parts]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
@@ -95,13 +102,13 @@ def _plain_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     ]
 
 
-def _state_default(node: onnx.NodeProto) -> None:
+def _state_default(op: str, node: onnx.NodeProto) -> None:
     """Writes out the type that an operator has where its attribute is missing: float."""
     given = {attribute.name for attribute in node.attribute}
-    if node.op_type == "ConstantOfShape" and "value" not in given:
+    if op == "ConstantOfShape" and "value" not in given:
         zero = numpy_helper.from_array(np.zeros(1, np.float64))
         node.attribute.append(helper.make_attribute("value", zero))
-    elif node.op_type == "SequenceEmpty" and "dtype" not in given:
+    elif op == "SequenceEmpty" and "dtype" not in given:
         node.attribute.append(helper.make_attribute("dtype", TensorProto.DOUBLE))
 
 
