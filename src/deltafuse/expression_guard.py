@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
+from deltafuse.constants import EXACT
 from deltafuse.expression_view import View, counts_fit
 from deltafuse.expressions import Expression, Proposal
 from deltafuse.graph import Graph
@@ -42,11 +43,6 @@ _WIDER: dict[int, frozenset[int]] = {
     TensorProto.FLOAT: frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}),
     TensorProto.DOUBLE: frozenset({TensorProto.DOUBLE}),
 }
-#: Operators that make or move numbers and change none.
-_EXACT = frozenset({
-    "Constant", "ConstantOfShape", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand",
-    "Tile", "Concat", "Slice", "Gather", "Split",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,7 @@ def _harmless(model: Model, kinds: bytearray, pattern: Expression, node: int) ->
 def _rounds(graph: Graph, shapes: Shapes, node: int) -> bool:
     """Whether a node computes a constant with digits of its own type, which a proof in double does not see."""
     made = shapes.dtype(graph.node_outputs[node][0])
-    if graph.standard[node] in _EXACT or (made is not None and made not in _WIDER):
+    if graph.standard[node] in EXACT or (made is not None and made not in _WIDER):
         return False
     given = [shapes.dtype(value) for value in graph.reads(node)]
     if graph.standard[node] != "Cast" or None in given:

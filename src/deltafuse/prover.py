@@ -9,6 +9,7 @@ from itertools import chain
 from deltafuse import region
 from deltafuse.bench import Bench, Binding, bindings, open_bench, rebound
 from deltafuse.bodies import LOOPS
+from deltafuse.constants import rounded_constant
 from deltafuse.counts import smallest_running
 from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop
 from deltafuse.dims import Dim
@@ -218,7 +219,11 @@ def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int]) -> Reas
 
 def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Proven | Reason:
     explained, out, final = fit.explained, fit.out, fit.final
-    guard = _guard(setting, bench.cut.inputs, [value for value in (out, final) if value is not None])
+    ends = [value for value in (out, final) if value is not None]
+    guard = _guard(setting, bench.cut.inputs, ends)
+    if guard is None:
+        cut = (setting.model, setting.kinds, setting.shapes, bench.cut.inputs, ends)
+        guard = rounded_constant(setting.worker, *cut)
     if guard is not None:
         return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
@@ -230,7 +235,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Pro
     if loose is not None:
         return loose
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
-    nodes, _ = backward_slice(setting.model.graph, bench.cut.inputs, [v for v in (out, final) if v is not None])
+    nodes, _ = backward_slice(setting.model.graph, bench.cut.inputs, ends)
     for fault in (
         other_beyond(trial, binding, validity, looping=bool(loops)),
         alone_fails(trial, at),
