@@ -14,6 +14,7 @@ import graphs
 import loops
 from deltafuse.bodies import bodies
 from deltafuse.classes import classify
+from deltafuse.errors import UserError
 from deltafuse.functions import bound_nodes, without_references
 from deltafuse.guards import find_guard
 from deltafuse.probe import to_double
@@ -177,3 +178,33 @@ def test_shapes_and_types_go_through_calls(tmp_path: Path) -> None:
     contents = shapes.contents(z)
     assert contents is not None
     assert [str(item) for item in contents.ravel()] == ["3", "N"]
+
+
+@pytest.mark.parametrize(
+    ("functions", "code"),
+    [
+        ({"Fun": "my.Fun"}, "function-calls-itself"),
+        ({"Fun": "my.Other", "Other": "my.Fun"}, "function-calls-itself"),
+        ({"Fun": "my.Other", "Other": "Neg"}, ""),
+    ],
+)
+def test_a_function_that_calls_itself_is_told(functions: Mapping[str, str], code: str, tmp_path: Path) -> None:
+    bodies = "".join(
+        f'\n<domain: "my", opset_import: ["" : 17, "my" : 1]> {name} (x) => (y) {{ y = {called}(x) }}'
+        for name, called in functions.items()
+    )
+    text = graphs.STEP.replace(*IMPORTS).replace(*SCALE) + bodies
+    path = graphs.save(graphs.parse(text), tmp_path)
+    if not code:
+        assert graphs.fuse(path).exit == 0
+        return
+    with pytest.raises(UserError, match="calls itself") as error:
+        graphs.fuse(path)
+    assert error.value.code == code
+
+
+def test_a_function_under_the_name_of_an_operator_is_told(tmp_path: Path) -> None:
+    text = graphs.STEP + '\n<domain: "", opset_import: ["" : 17]> Mul (a, b) => (y) { y = Add(a, b) }'
+    with pytest.raises(UserError, match="give it another name or domain") as error:
+        graphs.fuse(graphs.save(graphs.parse(text), tmp_path))
+    assert error.value.code == "function-hides-operator"

@@ -18,7 +18,7 @@ from typing import cast
 import onnx
 
 from deltafuse.errors import UserError
-from deltafuse.functions import bound_nodes, plain_domain
+from deltafuse.functions import bound_nodes, check_functions, plain_domain
 from deltafuse.graph import Graph
 from deltafuse.protobuf import LENGTH, VARINT, OverrunError, WireError, fields
 from deltafuse.scanner import Declaration, Scanner
@@ -71,8 +71,13 @@ class Model:
 
     @cached_property
     def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
-        """The functions the model defines, decoded, by domain and name; none of a name that has overloads."""
+        """The functions the model defines, decoded, by domain and name; none of a name that has overloads.
+
+        Raises:
+            UserError: see `deltafuse.functions.check_functions`.
+        """
         decoded = [onnx.FunctionProto.FromString(bytes(self.data[start:end])) for start, end in self.functions]
+        check_functions(decoded)
         names = [(plain_domain(function.domain), function.name) for function in decoded]
         return {name: one for name, one in zip(names, decoded, strict=True) if Counter(names)[name] == 1}
 
