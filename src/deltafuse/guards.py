@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, TensorProto
 
 from deltafuse.bodies import bodies, has_body
+from deltafuse.classes import Kind
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
@@ -142,7 +143,7 @@ def _search(scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collectio
     """`find_guard` in one scope."""
     graph = scope.graph
     for node in nodes:
-        if is_random(graph, node):
+        if is_random(graph, node) and not _rests(scope, node):
             return _reason(graph, node, "random")
         roots = reach.of(graph.reads(node))
         if not roots or graph.standard[node] in SHAPES:
@@ -189,9 +190,8 @@ def _measure(scope: Scope, node: int, reach: _Reach) -> None:
         reach.gates.update(outputs)
     if reach.measures.isdisjoint(read) or all(scope.is_settled(value) for value in outputs):
         return
-    # What another domain's operator or a function does with them is not known.
     compares = op in _PIECEWISE and not all(value in reach.places for value in read if value)
-    chooses = not op or compares or _steps(scope, node)
+    chooses = not op or compares or _steps(scope, node)  # not op: of another domain, or a function
     looks_up = op in _PARTS and scope.varies(read[0])
     (reach.gates if chooses or looks_up else reach.measures).update(outputs)
     if op == "Range" or not reach.places.isdisjoint(read):
@@ -285,9 +285,14 @@ def _plain_mode(op: str, attributes: dict[str, AttributeProto]) -> bool:
 
 def is_random(graph: Graph, node: int) -> bool:
     """Whether a node gives other numbers each time it runs."""
-    inputs = graph.node_inputs[node]
-    training = graph.standard[node] == "Dropout" and len(inputs) > 2 and inputs[2] != 0
+    training = graph.standard[node] == "Dropout" and any(graph.node_inputs[node][2:3])
     return training or graph.standard[node] in _RANDOM
+
+
+def _rests(scope: Scope, node: int) -> bool:
+    """Whether a Dropout is told by a constant not to draw."""
+    switch = scope.graph.node_inputs[node][2:3] if scope.graph.standard[node] == "Dropout" else ()
+    return any(scope.kinds[value] == Kind.CONSTANT and scope.number(value) == 0.0 for value in switch)
 
 
 def _reason(graph: Graph, node: int, code: str = "") -> Reason:

@@ -26,6 +26,7 @@ __all__ = ["Cut", "Session", "Worker", "backward_slice", "cut_model", "to_double
 TEXTS.update(
     {
         "cut-open": "the value {value} is computed from outside the site; the site cannot be run on its own",
+        "sparse-constant": "the constant {value} is a sparse tensor, which is not read; store it as a plain one",
         "cut-type-unknown": "the element type of {value} is not known; run onnx shape inference on the model first",
     }
 )
@@ -93,6 +94,8 @@ def cut_model(model: Model, shapes: Shapes, inputs: Sequence[int], outputs: Sequ
     for value in loose:
         if value not in graph.initializers:
             return Reason("cut-open", {"value": graph.name(value)})
+        if graph.initializers[value].form == "sparse":
+            return Reason("sparse-constant", {"value": graph.name(value)})
     body = onnx.GraphProto.FromString(b"".join(bytes(graph.data[slice(*graph.spans[node])]) for node in nodes))
     body.name = "cut"
     for value in loose:

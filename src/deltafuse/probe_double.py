@@ -120,6 +120,8 @@ def _attribute(op_type: str, attribute: AttributeProto) -> Reason | None:
     elif op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
         array = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), np.float64)
         attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
+    elif attribute.type == AttributeProto.SPARSE_TENSOR:
+        return Reason("sparse-constant", {"value": attribute.sparse_tensor.values.name or attribute.name})
     elif attribute.type == AttributeProto.GRAPH:
         return _graph(attribute.g)
     return None

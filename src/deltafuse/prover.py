@@ -24,6 +24,7 @@ from deltafuse.probe import backward_slice, cut_model
 from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, gate_layouts
+from deltafuse.roots import odd_root, overridable
 from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
@@ -91,7 +92,10 @@ def prove(
         first = outcome if first is None else first
         if outcome.code not in _UNREAD:
             break
-    return first if first is not None else Reason("no-output")
+    if first is None:
+        return Reason("no-output")
+    given = overridable(model.graph, candidate.roots)
+    return given if first.code == "not-the-rule" and given is not None else first
 
 
 def _prove_reading(setting: Setting) -> Proven | Reason:
@@ -120,18 +124,18 @@ def open_cut(setting: Setting, *, known_operators: bool = False) -> Bench | Reas
         setting: the candidate, and where it is cut.
         known_operators: leave out what is computed by an operator that is never part of a rule.
     """
-    graph, shapes = setting.model.graph, setting.shapes
-    sizes = dict(setting.candidate.sizes)
+    graph, shapes, sizes = setting.model.graph, setting.shapes, dict(setting.candidate.sizes)
     known: dict[int, tuple[Dim, ...]] = {}
     for value in setting.roots:
         shape = shapes.shape(value)
         if shape is None:
             return Reason("dims-unknown", {"value": graph.name(value)})
         known[value] = shape
+    if (odd := odd_root(graph, setting.kinds, shapes, setting.roots)) is not None:
+        return odd
     inputs = (*setting.roots, *sizes)
-    offered = dict.fromkeys(
-        value for chain in setting.chains.values() for value in chain[:_CHAIN] if value not in inputs
-    )
+    chains = [chain[:_CHAIN] for chain in setting.chains.values()]
+    offered = dict.fromkeys(value for chain in chains for value in chain if value not in inputs)
     if known_operators:
         strange = behind_strangers(setting.model, setting.kinds, inputs, list(offered))
         offered = {value: None for value in offered if graph.producer[value] not in strange}
