@@ -221,8 +221,7 @@ class Shapes:
         return found
 
     def _settle(self, value: int, kind: int) -> None:
-        head = self._head(value)
-        if head is not None:
+        if (head := self._head(value)) is not None:
             self._settle_constant(value, kind, head)
         elif kind == _SHAPE:
             self._settle_shapes(value)
