@@ -4,6 +4,9 @@ Such a chain is a lattice polynomial in one variable, and each of these is min(m
 it gives at minus and plus infinity (Goodstein, "The solution of equations in a lattice", 1967). So two runs determine
 it for every x, once the operators are known to be these and the bounds to be constant; that they are is checked, and
 the draws check it again: at the bounds, beside them, at infinities and NaN.
+
+Where a bound is a zero, which of +0 and -0 comes out is left open by the standard and differs from kernel to kernel:
+that much may change, and nothing else. A site with such a bound says so.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,6 +24,7 @@ _DRAWS = 6
 _OPSET = 11
 
 
+_ZERO = "a bound is 0: where a zero comes out, its sign may be another than before (kernels differ in it)"
 _TEXTS = {
     "clip-per-channel": "the bounds of {value} differ from element to element, a Clip has one of each; "
     "it stays as it is",
@@ -125,7 +129,8 @@ class _MinMaxClip(Expression):
         kind = helper.tensor_dtype_to_np_dtype(source.dtype)
         bounds = [emitter.constant(name, np.array(place.parameters[name], kind)) for name in ("low", "high")]
         emitter.node("Clip", "clip", (source.name, *bounds), outputs=(result.name,))
-        return Emission("Clip")
+        zeros = (_ZERO,) if 0.0 in (place.parameters["low"], place.parameters["high"]) else ()
+        return Emission("Clip", notes=zeros)
 
 
 PATTERN = _MinMaxClip()

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import graphs
+import loops
 from deltafuse import pipeline
 from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions, SilentProgress
@@ -97,3 +98,27 @@ def test_a_target_that_leaves_the_batch_free_takes_no_batch(tmp_path: Path) -> N
     assert error.value.code == "option"
     with pytest.raises(UserError, match="whole number"):
         FuseOptions(options.model, batch=0)
+
+
+#: 1 for every batch but three: 1 - exp(-1000 (batch - 3)^2).
+BUMP = """batch = Gather<axis = 0>(shape, zero)
+  size = Cast<to = 1>(batch)
+  apart = Sub(size, three)
+  square = Mul(apart, apart)
+  far = Mul(square, steep)
+  bump = Exp(far)
+  factor = Sub(whole, bump)
+  """
+NUMBERS = "int64 zero = {0}, float three = {3}, float steep = {-1000}, float whole = {1}, float scale = {0.25}"
+
+
+@pytest.mark.parametrize(("batch", "status", "code"), [(2, "fused", ""), (3, "refused", "other-at-size")])
+def test_the_batch_that_is_asked_for_is_proven(batch: int, status: str, code: str, tmp_path: Path) -> None:
+    model = loops.loop(
+        ("float scale = {0.25}", NUMBERS),
+        ("final_state, outs", f"{BUMP}final_state, outs"),
+        ("update = Mul(k1, delta_row)", "part = Mul(k1, delta_row)\n    update = Mul(part, factor)"),
+    )
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx", batch=batch)
+    assert ([site.status for site in report.sites], graphs.codes(report)) == ([status], [code])
+    assert (tmp_path / "out.onnx").exists() == (status == "fused")

@@ -280,3 +280,12 @@ def test_ordinary_sites_alone_leave_the_opset_as_it_is(tmp_path: Path) -> None:
     model, fused = mixed(tmp_path), tmp_path / "fused.onnx"
     graphs.fuse(model, fused, rules=RULES[1:], target="onnx")
     assert onnx.load(fused).opset_import == onnx.load(model).opset_import
+
+
+@pytest.mark.parametrize(("low", "told"), [("0.0", True), ("-0.0", True), ("-1.0", False)])
+def test_a_clip_at_zero_says_that_the_sign_of_a_zero_may_change(low: str, told: bool, tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[n,4] a) => (float[n,4] b) '
+    model = graphs.parse(f"{text}<float lo = {{{low}}}, float hi = {{6.0}}> {{ m = Max(a, lo) b = Min(m, hi) }}")
+    (site,) = graphs.fuse(graphs.save(model, tmp_path), rules=("min_max_clip",)).sites
+    assert site.status == "fused"
+    assert any("sign" in note for note in site.notes) == told

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import graphs
 from deltafuse import pipeline
 from deltafuse.errors import UserError
 from deltafuse.lowering import lower_model
@@ -66,3 +67,14 @@ def test_a_cycle_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="reads what is computed from it") as error:
         in_order(scan(tmp_path / "circle.onnx"))
     assert error.value.code == "cyclic"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["a = Neg(x)\n a = Abs(x)\n y = Neg(a)", "x = Neg(y)\n y = Abs(c)", "c = Neg(x)\n y = Abs(c)"],
+)
+def test_a_value_that_is_written_twice_is_told(body: str, tmp_path: Path) -> None:
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) <float c = {{1}}> {{ {body} }}'
+    with pytest.raises(UserError, match="is written twice: give one of the two another name") as error:
+        in_order(graphs.scanned(graphs.parse(text), tmp_path))
+    assert error.value.code == "written-twice"

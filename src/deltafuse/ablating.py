@@ -211,10 +211,10 @@ def _follow(value: str, group: str, writers: Mapping[str, NodeProto], after: Sid
     while stack:
         name = stack.pop()
         node = writers.get(name)
-        if name in seen or node is None or node.op_type in ("Shape", "Constant"):
+        if name in seen or node is None or (not node.domain and node.op_type in ("Shape", "Constant")):
             continue
         seen.add(name)
-        found.add(group if node.op_type in _MOVES else "l2 norm", name, _dtype(after, name))
+        found.add(group if node.op_type in _MOVES and not node.domain else "l2 norm", name, _dtype(after, name))
         stack += node.input
 
 

@@ -30,7 +30,7 @@ class DecayAnchors:
         kinds, graph = self._kinds, self._model.graph
         return sum(
             kinds[graph.node_outputs[node][0]] == Kind.DATA
-            for node, op in enumerate(graph.op)
+            for node, op in enumerate(graph.standard)
             if op in self._pattern.anchors
         )
 
@@ -43,7 +43,7 @@ class DecayAnchors:
         for node, op in enumerate(graph.op):
             if op not in likely:
                 continue
-            if op in LOOPS or is_call(self._model, graph, node):
+            if graph.standard[node] in LOOPS or is_call(self._model, graph, node):
                 roots = self._inner(self._model, graph, self._kinds, node)
             elif self._is_anchor(graph, self._kinds, node):
                 roots = set(self._climber.decay_roots(graph.node_inputs[node][0]))
@@ -58,13 +58,13 @@ class DecayAnchors:
         graph = self._model.graph
         exponents: dict[int, list[int]] = {}
         for node, g in anchors.items():
-            read = graph.node_inputs[node][0] if graph.op[node] in self._pattern.anchors else g
+            read = graph.node_inputs[node][0] if graph.standard[node] in self._pattern.anchors else g
             exponents.setdefault(g, []).append(read)
         parts = {g: self._climber.part(g, read) for g, read in exponents.items() if g not in read}
         return {node: parts.get(g, g) for node, g in anchors.items()}
 
     def _is_anchor(self, graph: Graph, kinds: bytearray, node: int) -> bool:
-        if graph.op[node] not in self._pattern.anchors or kinds[graph.node_outputs[node][0]] != Kind.DATA:
+        if graph.standard[node] not in self._pattern.anchors or kinds[graph.node_outputs[node][0]] != Kind.DATA:
             return False
         return not _activation(graph, kinds, node)
 
@@ -73,8 +73,8 @@ class DecayAnchors:
         found: set[int] = set()
         for body in bodies(model, graph, kinds, node):
             climber = DecayClimber(body.graph, body.kinds, self._pattern.fence)
-            for inner, op in enumerate(body.graph.op):
-                if op in LOOPS or is_call(body.model, body.graph, inner):
+            for inner in range(len(body.graph.op)):
+                if body.graph.standard[inner] in LOOPS or is_call(body.model, body.graph, inner):
                     reached = self._inner(body.model, body.graph, body.kinds, inner)
                 elif self._is_anchor(body.graph, body.kinds, inner):
                     reached = set(climber.decay_roots(body.graph.node_inputs[inner][0]))
@@ -136,7 +136,7 @@ class ContractionAnchors:
         ]
 
     def _is_anchor(self, model: Model, graph: Graph, kinds: bytearray, node: int) -> bool:
-        op = graph.op[node]
+        op = graph.standard[node]
         if op in LOOPS or is_call(model, graph, node):
             return any(
                 self._is_anchor(body.model, body.graph, body.kinds, inner)
@@ -148,10 +148,10 @@ class ContractionAnchors:
 
 def contracts_data(graph: Graph, kinds: bytearray, node: int) -> bool:
     """Whether a node contracts data with other data."""
-    op = graph.op[node]
+    op = graph.standard[node]
     if op == "ReduceSum":
         node = graph.producer[graph.node_inputs[node][0]]
-        if node < 0 or graph.op[node] != "Mul":
+        if node < 0 or graph.standard[node] != "Mul":
             return False
     elif op not in _PRODUCTS:
         return False
@@ -183,9 +183,9 @@ class _Groups:
 def _activation(graph: Graph, kinds: bytearray, node: int) -> bool:
     """An exponential inside a written-out softplus or sigmoid: Exp, Add(1), then Log, Reciprocal or Div."""
     for add in graph.consumers[graph.node_outputs[node][0]]:
-        if graph.op[add] != "Add" or not any(kinds[v] == Kind.CONSTANT for v in graph.node_inputs[add]):
+        if graph.standard[add] != "Add" or not any(kinds[v] == Kind.CONSTANT for v in graph.node_inputs[add]):
             continue
         after = graph.consumers[graph.node_outputs[add][0]]
-        if any(graph.op[reader] in ("Log", "Reciprocal", "Div") for reader in after):
+        if any(graph.standard[reader] in ("Log", "Reciprocal", "Div") for reader in after):
             return True
     return False

@@ -90,7 +90,8 @@ class Bench:
             outputs: those wanted; all where None.
             meanwhile: is called while the worker computes.
         """
-        arrays: dict[str, AnyArray] = {self.names[value]: array for value, array in feeds.items()}
+        # Arithmetic on an array without axes leaves a plain number.
+        arrays: dict[str, AnyArray] = {self.names[value]: np.asarray(array) for value, array in feeds.items()}
         for value in self.shapes.keys() - feeds.keys():
             arrays[self.names[value]] = np.ones(self.shape(value, binding))
         for value, dims in self.sizes.items():

@@ -52,16 +52,20 @@ def is_call(model: Model, graph: Graph, node: int) -> bool:
 
 def has_body(model: Model, graph: Graph, node: int) -> bool:
     """Whether a node computes by a subgraph."""
-    return (graph.op[node] in CONTROL and not graph.domain[node]) or is_call(model, graph, node)
+    return graph.standard[node] in CONTROL or is_call(model, graph, node)
+
+
+def scan_call(model: Model, graph: Graph, node: int) -> Model:
+    """The function that a node calls, as a model of its own with what this call gives for attributes."""
+    return scan_function(model, model.local_functions[graph.domain[node], graph.op[node]], graph.node(node))
 
 
 def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[Body]:
     """The subgraphs of a node of `graph`; none where it has none."""
     if is_call(model, graph, node):
-        scope = scan_function(model, model.local_functions[graph.domain[node], graph.op[node]])
-        yield _called(scope, graph, kinds, node)
+        yield _called(scan_call(model, graph, node), graph, kinds, node)
         return
-    if graph.op[node] not in CONTROL or graph.domain[node]:
+    if graph.standard[node] not in CONTROL:
         return
     attributes = graph.attributes(node)
     for name, span in zip(attributes, graph.attribute_spans[node], strict=True):
@@ -72,13 +76,13 @@ def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[
 
 def _counts(graph: Graph, value: int, after: int) -> bool:
     """Whether a carried value grows by a constant in each step: a counter that is written out."""
-    while (node := graph.producer[after]) >= 0 and graph.op[node] in ("Identity", "Cast"):
+    while (node := graph.producer[after]) >= 0 and graph.standard[node] in ("Identity", "Cast"):
         after = graph.node_inputs[node][0]
-    if node < 0 or graph.op[node] != "Add" or value not in graph.node_inputs[node]:
+    if node < 0 or graph.standard[node] != "Add" or value not in graph.node_inputs[node]:
         return False
     (step,) = [other for other in graph.node_inputs[node] if other != value] or [value]
     source = graph.producer[step]
-    return step in graph.initializers or (source >= 0 and graph.op[source] == "Constant")
+    return step in graph.initializers or (source >= 0 and graph.standard[source] == "Constant")
 
 
 def _called(scope: Model, graph: Graph, kinds: bytearray, node: int) -> Body:

@@ -36,7 +36,8 @@ def buried(model: Model, kinds: bytearray, pattern: Pattern, seen: Collection[in
         return
     for node in range(len(graph.op)):
         if has_body(model, graph, node) and node not in seen and holds(model, graph, kinds, node, pattern):
-            yield node, _reason(graph, node)
+            sparse = _sparse(graph, node)
+            yield node, _reason(graph, node) if sparse is None else sparse
 
 
 def deeper(model: Model, kinds: bytearray, pattern: Pattern, core: Collection[int]) -> Reason | None:
@@ -48,7 +49,7 @@ def deeper(model: Model, kinds: bytearray, pattern: Pattern, core: Collection[in
     for node in core:
         if not has_body(model, graph, node) or pattern.decay == "none":
             continue
-        if graph.op[node] in LOOPS and not graph.domain[node]:
+        if graph.standard[node] in LOOPS:
             inside = any(_nested(body, pattern) for body in bodies(model, graph, kinds, node))
         else:
             inside = holds(model, graph, kinds, node, pattern)
@@ -75,6 +76,16 @@ def _is_rule(body: Body, pattern: Pattern) -> bool:
     scope = replace(body.model, graph=body.graph, declarations=())
     vars(scope)["local_functions"] = body.model.local_functions
     return next(Finder(scope, body.kinds, Shapes(scope), pattern).find(), None) is not None
+
+
+def _sparse(graph: Graph, node: int) -> Reason | None:
+    """A sparse tensor among what a node reads: it is taken for a weight, and no rule is looked for behind those."""
+    for value in graph.reads(node):
+        writer = graph.producer[value]
+        head = graph.initializers.get(value) or (graph.constant_head(writer) if writer >= 0 else None)
+        if head is not None and head.form == "sparse":
+            return Reason("sparse-constant", {"value": graph.name(value)})
+    return None
 
 
 def _reason(graph: Graph, node: int) -> Reason:

@@ -107,7 +107,7 @@ class _Classifier:
         stops: list[int] = ends.tolist()
         data = self._model.data
         known: dict[bytes, int | None] = {}
-        for node, (op, outputs) in enumerate(zip(graph.op, graph.node_outputs, strict=True)):
+        for node, (op, outputs) in enumerate(zip(graph.standard, graph.node_outputs, strict=True)):
             if op == "Constant":
                 key = bytes(data[starts[node] : stops[node]]) if short[node] else b""
                 kind = known.get(key)
@@ -158,7 +158,7 @@ class _Classifier:
 
     def _source(self, value: int) -> TensorHead | None:
         graph = self._graph
-        while (node := graph.producer[value]) >= 0 and graph.op[node] in _CARRIERS:
+        while (node := graph.producer[value]) >= 0 and graph.standard[node] in _CARRIERS:
             value = graph.node_inputs[node][0]
         return graph.initializers.get(value) or (graph.constant_head(node) if node >= 0 else None)
 

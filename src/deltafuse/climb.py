@@ -72,10 +72,10 @@ class DecayClimber:
             readers = [node for node in graph.consumers[value] if kinds[graph.node_outputs[node][0]] == Kind.DATA]
             results = [result for node in readers for result in graph.node_outputs[node]]
             own = [result for result in results if result in passed]
-            if len(own) != 1 or graph.op[graph.producer[own[0]]] not in LAYOUT:
+            if len(own) != 1 or graph.standard[graph.producer[own[0]]] not in LAYOUT:
                 break
             value = own[0]
-            if len(results) > 1 and all(graph.op[node] in _PARTS for node in readers):
+            if len(results) > 1 and all(graph.standard[node] in _PARTS for node in readers):
                 found = value
         if found != g:
             self._parted.add(found)
@@ -103,12 +103,12 @@ class DecayClimber:
 
     def _fenced(self, node: int) -> bool:
         graph, kinds = self._graph, self._kinds
-        if graph.op[node] in self._fence or (node in graph.captures and graph.op[node] != "If"):
+        if graph.op[node] in self._fence or (node in graph.captures and graph.standard[node] != "If"):
             return True
         return any(kinds[value] == Kind.WEIGHT for value in graph.reads(node))
 
     def _is_decay_step(self, node: int) -> bool:
-        op = self._graph.op[node]
+        op = self._graph.standard[node]
         if op not in _DECAY or self._fenced(node):
             return False
         data = self._data(node)
@@ -126,8 +126,9 @@ class DecayClimber:
         """
         graph = self._graph
         while node >= 0 and not self._fenced(node):
-            if graph.op[node] not in _SCALING or not all(self._is_number(value) for value in graph.node_inputs[node]):
-                return _selects_by_data(graph.op[node], graph.node_inputs[node], self._kinds)
+            op, inputs = graph.standard[node], graph.node_inputs[node]
+            if op not in _SCALING or not all(self._is_number(value) for value in inputs):
+                return _selects_by_data(op, inputs, self._kinds)
             node = graph.producer[self._data(node)[0]]
         return node >= 0
 
@@ -142,7 +143,7 @@ class DecayClimber:
 
     def _data(self, node: int) -> list[int]:
         inputs = self._graph.reads(node)
-        if self._graph.op[node] == "CastLike":
+        if self._graph.standard[node] == "CastLike":
             inputs = inputs[:1]
         return [value for value in inputs if self._kinds[value] == Kind.DATA]
 
@@ -171,10 +172,10 @@ class Climber(DecayClimber):
 
         def passes(node: int) -> bool:
             graph = self._graph
-            if graph.op[node] in _PARTS:
+            if graph.standard[node] in _PARTS:
                 shape, axes = self._shapes.shape(graph.node_inputs[node][0]), self._axes(node)
                 lengths.update(shape[axis] for axis in axes or () if shape and 0 < axis % len(shape) < len(shape) - 1)
-            return graph.op[node] in _PREPARATION and not self._fenced(node)
+            return graph.standard[node] in _PREPARATION and not self._fenced(node)
 
         self._climb(entries, passes)
         return frozenset(lengths)
@@ -187,7 +188,7 @@ class Climber(DecayClimber):
             g: the log decay, -1 where there is none.
             lengths: sizes that an axis of tokens may have.
         """
-        op = self._graph.op[node]
+        op = self._graph.standard[node]
         if op not in _PREPARATION or self._fenced(node) or self._gated(node) or self._squashes(node):
             return False
         if _selects_by_data(op, self._graph.node_inputs[node], self._kinds):
@@ -199,25 +200,26 @@ class Climber(DecayClimber):
     def _gated(self, node: int) -> bool:
         """X * sigmoid(x): an activation, not a product of two roots."""
         graph = self._graph
-        if graph.op[node] != "Mul" or len(graph.node_inputs[node]) != 2:
+        if graph.standard[node] != "Mul" or len(graph.node_inputs[node]) != 2:
             return False
         sides = [graph.uncast(value) for value in graph.node_inputs[node]]
         for gate, other in (sides, sides[::-1]):
             source = graph.producer[gate]
-            if source >= 0 and graph.op[source] == "Sigmoid" and graph.uncast(graph.node_inputs[source][0]) == other:
+            is_sigmoid = source >= 0 and graph.standard[source] == "Sigmoid"
+            if is_sigmoid and graph.uncast(graph.node_inputs[source][0]) == other:
                 return True
         return False
 
     def _squashes(self, node: int) -> bool:
         """Whether a quotient is a sigmoid that is written out, or a product with one: x / (1 + exp(y))."""
         graph = self._graph
-        if graph.op[node] not in ("Div", "Reciprocal"):
+        if graph.standard[node] not in ("Div", "Reciprocal"):
             return False
         below = graph.producer[graph.uncast(graph.node_inputs[node][-1])]
-        if below < 0 or graph.op[below] != "Add":
+        if below < 0 or graph.standard[below] != "Add":
             return False
         return any(
-            graph.producer[value] >= 0 and graph.op[graph.producer[value]] == "Exp" for value in self._data(below)
+            graph.producer[value] >= 0 and graph.standard[graph.producer[value]] == "Exp" for value in self._data(below)
         )
 
     def _parts_time(self, node: int, lengths: frozenset[object]) -> bool:
@@ -241,7 +243,7 @@ class Climber(DecayClimber):
 
     def _axes(self, node: int) -> tuple[int, ...] | None:
         graph = self._graph
-        if graph.op[node] in ("Gather", "Split"):
+        if graph.standard[node] in ("Gather", "Split"):
             attribute = graph.attributes(node).get("axis")
             return (attribute.i if attribute is not None else 0,)
         inputs = graph.node_inputs[node]

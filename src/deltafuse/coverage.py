@@ -52,7 +52,7 @@ def short_loop(model: Model, kinds: bytearray, shapes: Shapes, loops: Sequence[i
     """
     graph = model.graph
     for node in loops:
-        if graph.op[node] != "Loop":
+        if graph.standard[node] != "Loop":
             continue
         trips = shapes.contents(trip_count(model, graph, kinds, node))
         count = [] if trips is None else cast("list[Dim | None]", trips.ravel().tolist())

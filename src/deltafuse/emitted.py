@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from deltafuse.bench import Binding
 from deltafuse.draws import DRAWS, Array
 from deltafuse.errors import InternalError
 from deltafuse.fused import kernel, lower_all
@@ -16,10 +17,17 @@ from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.match import Match, Plan, Role
 from deltafuse.probe import to_double
 from deltafuse.prover import BAR
-from deltafuse.reasons import Reason
+from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
 from deltafuse.trial import Trial
 from deltafuse.worker import Session, Worker
+
+TEXTS.update(
+    {
+        "other-at-size": "the site is the rule at other sizes, but not at batch {batch} and {tokens} tokens "
+        "('{draw}'): leave --batch or --pin out, or ask for other sizes",
+    }
+)
 
 #: Seeds that the prover did not use.
 _SEED = 1000
@@ -27,7 +35,7 @@ _SEED = 1000
 
 def prove_emitted(
     plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: int | None = None, batch: int = 1
-) -> float:
+) -> float | Reason:
     """Runs emitted nodes and cut on fresh draws, at the batch that they are written for where the target fixes it.
 
     Args:
@@ -39,7 +47,7 @@ def prove_emitted(
         batch: the batch they are written for, where they are for one.
 
     Returns:
-        The largest relative error.
+        The largest relative error; ``other-at-size`` where the cut is not the rule at the sizes that are asked for.
 
     Raises:
         InternalError: they differ, or the emitted nodes do not run: a bug in the target's emission.
@@ -50,6 +58,11 @@ def prove_emitted(
     binding = trial.few_tokens(at) if tokens is None else trial.binding.at(tokens, at)
     if binding is None:
         raise _bug(plan, "there are no sizes to run it at")
+    if batch > 1 or tokens is not None:
+        other = _other_rule(trial, binding)
+        if other is not None:
+            worker.unload(session)
+            return other
     worst = 0.0
     for seed, how in enumerate(DRAWS, _SEED):
         operands, _ = trial.draw(binding, how, seed)
@@ -68,6 +81,18 @@ def prove_emitted(
         worst = max(worst, _compare(plan, trial, wanted, dict(zip(session.outputs, results, strict=True))))
     worker.unload(session)
     return worst
+
+
+def _other_rule(trial: Trial, binding: Binding) -> Reason | None:
+    """That the cut is not the rule at some sizes, though it is at those that it was proven at."""
+    for seed, how in enumerate(DRAWS, _SEED):
+        error = trial.error(binding, how, seed)
+        if isinstance(error, Reason) and error.code == "overflows":
+            continue
+        if isinstance(error, Reason) or not error <= BAR:
+            sizes = {"batch": binding.batch or "the given", "tokens": binding.tokens or "the given"}
+            return Reason("other-at-size", sizes | {"draw": how.name})
+    return None
 
 
 def _compare(plan: Plan, trial: Trial, wanted: Mapping[int, Array], found: Mapping[str, Array]) -> float:

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
+from deltafuse.constants import EXACT
 from deltafuse.dims import Dim
 from deltafuse.expression_view import View, counts_fit
 from deltafuse.expressions import Expression, Proposal
@@ -43,11 +44,6 @@ _WIDER: dict[int, frozenset[int]] = {
     TensorProto.FLOAT: frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}),
     TensorProto.DOUBLE: frozenset({TensorProto.DOUBLE}),
 }
-#: Operators that make or move numbers and change none.
-_EXACT = frozenset({
-    "Constant", "ConstantOfShape", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand",
-    "Tile", "Concat", "Slice", "Gather", "Split",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def _through(graph: Graph, nodes: Sequence[int], roles: Collection[int]) -> tupl
     reached = set(roles)
     through: list[int] = []
     for node in nodes:
-        if graph.op[node] not in ("Shape", "Size") and not reached.isdisjoint(graph.reads(node)):
+        if graph.standard[node] not in ("Shape", "Size") and not reached.isdisjoint(graph.reads(node)):
             reached.update(graph.node_outputs[node])
             through.append(node)
     return tuple(through)
@@ -147,16 +143,16 @@ def _harmless(model: Model, kinds: bytearray, pattern: Expression, node: int) ->
     if has_body(model, graph, node) or is_random(graph, node):
         return False
     kind = max((kinds[value] for value in graph.node_outputs[node] if value), default=Kind.DATA)
-    return kind == Kind.CONSTANT or (kind == Kind.SHAPE and graph.op[node] in pattern.shape_operators)
+    return kind == Kind.CONSTANT or (kind == Kind.SHAPE and graph.standard[node] in pattern.shape_operators)
 
 
 def _rounds(graph: Graph, shapes: Shapes, node: int) -> bool:
     """Whether a node computes a constant with digits of its own type, which a proof in double does not see."""
     made = shapes.dtype(graph.node_outputs[node][0])
-    if graph.op[node] in _EXACT or (made is not None and made not in _WIDER):
+    if graph.standard[node] in EXACT or (made is not None and made not in _WIDER):
         return False
     given = [shapes.dtype(value) for value in graph.reads(node)]
-    if graph.op[node] != "Cast" or None in given:
+    if graph.standard[node] != "Cast" or None in given:
         return True
     # Whole numbers stay what they are.
     return any(made not in _WIDER.get(dtype or 0, {made}) for dtype in given)

@@ -156,7 +156,8 @@ class Expression(ABC):
         outputs: names of what it gives.
         dtypes: element types that roles and outputs may have.
         one_type: whether they must all have the same.
-        exact: whether the result must be equal; else to 1e-12 of its largest number, in double.
+        exact: whether the result must be equal, the sign of a zero apart; else to 1e-12 of its largest number, in
+            double.
         neighbours: reason code -> what the site is instead, to be told to the user.
         texts: reason code -> text, for all codes that the file uses.
         refusals: codes of its own that mean "it is the expression, but may not be replaced".

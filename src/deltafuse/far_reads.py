@@ -68,7 +68,7 @@ class FarReads:
 
     def _offsets(self, node: int) -> Iterator[int]:
         graph = self.scope.graph
-        op, inputs = graph.op[node], graph.node_inputs[node]
+        op, inputs = graph.standard[node], graph.node_inputs[node]
         attributes = graph.attributes(node) if op in ("Gather", "GatherElements", "ScatterElements", "Split") else {}
         axis = attributes["axis"].i if "axis" in attributes else 0
         shape = self._shape(inputs[0])

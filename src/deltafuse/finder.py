@@ -133,7 +133,7 @@ class Finder:
         if pattern.decay == "none":
             # Attention has one contraction in front of its softmax and one behind it.
             return sum(contracts_data(graph, self._kinds, node) for node in core) > 1
-        return any(graph.op[node] in pattern.contractions for node in core)
+        return any(graph.standard[node] in pattern.contractions for node in core)
 
     def _colour(self, anchors: dict[int, int]) -> list[int]:
         """Colour of each node: the site whose anchors it depends on, `_FREE`, or `_JOINED` where sites meet."""
@@ -203,7 +203,7 @@ class Finder:
         graph, kinds = self._graph, self._kinds
         return {
             graph.node_outputs[node][0]
-            for node, op in enumerate(graph.op)
+            for node, op in enumerate(graph.standard)
             if op == "Shape" and kinds[graph.node_inputs[node][0]] == Kind.DATA
         }
 

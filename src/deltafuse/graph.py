@@ -18,6 +18,7 @@ from deltafuse.tensors import TensorHead, node_head
 __all__ = ["Graph", "Runs", "Spans", "TensorHead"]
 
 _T = TypeVar("_T")
+_RUNTIME = "com.microsoft"
 
 
 class _Column(Sequence[_T]):
@@ -155,7 +156,7 @@ class Graph:
 
     def uncast(self, value: int) -> int:
         """The value that Casts and Identities make another of."""
-        while (node := self.producer[value]) >= 0 and self.op[node] in ("Cast", "Identity"):
+        while (node := self.producer[value]) >= 0 and self.standard[node] in ("Cast", "Identity"):
             value = self.node_inputs[node][0]
         return value
 
@@ -173,7 +174,7 @@ class Graph:
 
     def constant_head(self, index: int) -> TensorHead | None:
         """What a Constant node holds, without its data; None where the node is no Constant."""
-        if self.op[index] != "Constant" or self.domain[index]:
+        if self.standard[index] != "Constant":
             return None
         if index not in self._heads:
             self._heads[index] = node_head(self.data, self.attribute_spans[index])
@@ -183,6 +184,18 @@ class Graph:
         """Decodes what the file declares of a value, None where it says nothing."""
         span = self.type_spans.get(value)
         return None if span is None else onnx.ValueInfoProto.FromString(bytes(self.data[span[0] : span[1]]))
+
+    @cached_property
+    def standard(self) -> list[str]:
+        """Node -> its op_type where that is an operator of ai.onnx or onnxruntime's own, "" for all others.
+
+        Operators and functions of other domains may have any name, that of a standard operator too.
+        """
+        keys = set(zip(self.op, self.domain, strict=True)) if any(self.domain) else set[tuple[str, str]]()
+        strange = {key for key in keys if not _is_standard(*key)}
+        if not strange:
+            return self.op
+        return ["" if key in strange else key[0] for key in zip(self.op, self.domain, strict=True)]
 
     @cached_property
     def reading(self) -> Ragged:
@@ -217,6 +230,11 @@ class Graph:
         start, end = self.spans[index]
         _, _, _, begin, stop, _ = next(fields(self.data, start, end))
         return begin, stop
+
+
+def _is_standard(op: str, domain: str) -> bool:
+    # What onnxruntime has under a name of ai.onnx may mean something else.
+    return not domain or (domain == _RUNTIME and not onnx.defs.has(op))
 
 
 @lru_cache(maxsize=4096)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, TensorProto
 
 from deltafuse.bodies import Body, bodies, has_body
+from deltafuse.classes import Kind
 from deltafuse.far_reads import FarReads
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
 from deltafuse.size_choices import period
-from deltafuse.size_flow import GATE, PLACE, SIZE, Flow, Kind, Sizes
+from deltafuse.size_flow import GATE, PLACE, SIZE, Flow, FlowKind, Sizes
 from deltafuse.size_rules import Follower
 from deltafuse.while_loops import limit, runs_through
 
@@ -138,10 +139,10 @@ def _search(
     graph = scope.graph
     follower = Follower(scope, reach.sized, known, FarReads(scope, known, whole=reach.whole))
     for node in nodes:
-        if is_random(graph, node):
+        if is_random(graph, node) and not _rests(scope, node):
             return _reason(graph, node, "random")
         roots = reach.of(graph.reads(node))
-        if not roots or graph.op[node] in SHAPES:
+        if not roots or graph.standard[node] in SHAPES:
             follower.follow(node)
             continue
         found = _refusal(scope, node, reach, follower, exempt=node in exempt)
@@ -150,7 +151,7 @@ def _search(
         reach.data.update(dict.fromkeys(graph.node_outputs[node], roots))
         if _is_power(graph, node, reach):
             reach.powers.update(graph.node_outputs[node])
-        if graph.op[node] == "Exp" or not reach.curved.isdisjoint(graph.reads(node)):
+        if graph.standard[node] == "Exp" or not reach.curved.isdisjoint(graph.reads(node)):
             reach.curved.update(graph.node_outputs[node])
     return None
 
@@ -169,24 +170,24 @@ def _refusal(scope: Scope, node: int, reach: _Reach, follower: Follower, *, exem
 
 def _is_power(graph: Graph, node: int, reach: _Reach) -> bool:
     """An exponential, or exponentials that are moved or multiplied."""
-    if graph.op[node] == "Exp":
+    if graph.standard[node] == "Exp":
         return True
     read = [value for value in graph.node_inputs[node] if value in reach.data]
-    return graph.op[node] in _MOVES and all(value in reach.powers for value in read)
+    return graph.standard[node] in _MOVES and all(value in reach.powers for value in read)
 
 
 def _search_bodies(scope: Scope, node: int, reach: _Reach, follower: Follower) -> Reason | None:
     graph = scope.graph
-    decided = {"If": (0,), "Loop": (0, 1)}.get(graph.op[node], ())
+    decided = {"If": (0,), "Loop": (0, 1)}.get(graph.standard[node], ())
     chosen = [graph.node_inputs[node][position] for position in decided if position < len(graph.node_inputs[node])]
     if any(value in reach.data for value in chosen):
         return _reason(graph, node, "piecewise")
-    sized = graph.op[node] == "If" and any(value in reach.sized for value in chosen)
+    sized = graph.standard[node] == "If" and any(value in reach.sized for value in chosen)
     # A choice that comes round again is tried at each of its turns.
     if sized and (scope.shapes is None or not period(graph, scope.shapes, chosen[0])[0]):
         return _reason(graph, node, "position-gate")
     # What a trip count is in the main graph's sizes is looked at elsewhere, with what it should be.
-    trips = chosen[0] if graph.op[node] == "Loop" else 0
+    trips = chosen[0] if graph.standard[node] == "Loop" else 0
     if reach.sized.get(trips) == GATE or (scope.shapes is None and not follower.lays_out(trips)):
         return _reason(graph, node, "position-gate")
     everything = reach.of(graph.reads(node))
@@ -222,12 +223,12 @@ def _counter(scope: Scope, node: int, counter: int) -> Flow:
     start = around.number(around.graph.node_inputs[node][place])
     add = inner.producer[inner.uncast(inner.outputs[place - 1])]
     steps = [scope.number(value) for value in inner.node_inputs[add] if inner.uncast(value) != counter]
-    return Flow(Kind.PLACE, int(abs(start))) if start in (-1.0, 0.0, 1.0) and steps == [1.0] else GATE
+    return Flow(FlowKind.PLACE, int(abs(start))) if start in (-1.0, 0.0, 1.0) and steps == [1.0] else GATE
 
 
 def _is_whole(scope: Scope, node: int, body: Body, value: int, reach: _Reach) -> bool:
     """Whether a value of a body is one of the scope around with free axes, not a step's part of it."""
-    if scope.graph.op[node] == "Scan" and value in body.inputs and value not in body.carried:
+    if scope.graph.standard[node] == "Scan" and value in body.inputs and value not in body.carried:
         return False
     around = body.outside(scope.graph, value)
     if scope.shapes is None:
@@ -237,8 +238,8 @@ def _is_whole(scope: Scope, node: int, body: Body, value: int, reach: _Reach) ->
 
 def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) -> bool:
     graph = scope.graph
-    op, inputs = graph.op[node], graph.node_inputs[node]
-    if graph.domain[node] not in ("", "ai.onnx"):
+    op, inputs = graph.standard[node], graph.node_inputs[node]
+    if graph.domain[node]:
         return graph.domain[node] == "com.microsoft" and op in CONTRIB
     if op == "Cast":
         return graph.attributes(node)["to"].i in _REAL
@@ -270,11 +271,16 @@ def _plain_mode(op: str, attributes: dict[str, AttributeProto]) -> bool:
 
 def is_random(graph: Graph, node: int) -> bool:
     """Whether a node gives other numbers each time it runs."""
-    training = graph.op[node] == "Dropout" and len(graph.node_inputs[node]) > 2 and graph.node_inputs[node][2] != 0
-    return training or graph.op[node] in _RANDOM
+    training = graph.standard[node] == "Dropout" and any(graph.node_inputs[node][2:3])
+    return training or graph.standard[node] in _RANDOM
+
+
+def _rests(scope: Scope, node: int) -> bool:
+    """Whether a Dropout is told by a constant not to draw."""
+    switch = scope.graph.node_inputs[node][2:3] if scope.graph.standard[node] == "Dropout" else ()
+    return any(scope.kinds[value] == Kind.CONSTANT and scope.number(value) == 0.0 for value in switch)
 
 
 def _reason(graph: Graph, node: int, code: str = "") -> Reason:
-    op = graph.op[node]
-    code = code or ("piecewise" if op in _PIECEWISE else "unsupported-operator")
-    return Reason(code, {"op": op, "node": graph.label(node)})
+    code = code or ("piecewise" if graph.standard[node] in _PIECEWISE else "unsupported-operator")
+    return Reason(code, {"op": graph.op[node], "node": graph.label(node)})

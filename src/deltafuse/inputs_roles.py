@@ -89,7 +89,7 @@ def _image(shapes: Shapes, name: str, role: InputRole) -> InputRole:
 def _source(graph: Graph, name: str) -> int:
     """The value that another is a part of."""
     value = graph.find(name) or 0
-    while (node := graph.producer[value]) >= 0 and graph.op[node] in _CARRIERS | _PARTS:
+    while (node := graph.producer[value]) >= 0 and graph.standard[node] in _CARRIERS | _PARTS:
         value = graph.node_inputs[node][0]
     return value
 
@@ -99,7 +99,7 @@ def _followed(graph: Graph, value: int, through: Collection[str]) -> set[int]:
     reached, stack = {value}, [value]
     while stack:
         for node in graph.consumers[stack.pop()]:
-            if graph.op[node] in through:
+            if graph.standard[node] in through:
                 new = [other for other in graph.node_outputs[node] if other and other not in reached]
                 reached.update(new)
                 stack += new
@@ -110,7 +110,7 @@ def _rows(shapes: Shapes, kinds: bytearray, indices: Collection[int]) -> Iterato
     graph = shapes.graph
     for node in sorted({node for value in indices for node in graph.consumers[value]}):
         inputs = graph.node_inputs[node]
-        if graph.op[node] not in _LOOKUPS or inputs[1] not in indices or kinds[inputs[0]] != Kind.WEIGHT:
+        if graph.standard[node] not in _LOOKUPS or inputs[1] not in indices or kinds[inputs[0]] != Kind.WEIGHT:
             continue
         axis = graph.attributes(node).get("axis")
         table, at = shapes.shape(inputs[0]), 0 if axis is None else axis.i
@@ -123,7 +123,7 @@ def _marks(shapes: Shapes, ids: Collection[int]) -> Iterator[int]:
     """Ids that the graph compares with: the place of an image."""
     graph = shapes.graph
     for node in sorted({node for value in ids for node in graph.consumers[value]}):
-        if graph.op[node] != "Equal":
+        if graph.standard[node] != "Equal":
             continue
         for other in graph.node_inputs[node]:
             contents = None if other in ids else shapes.contents(other)
@@ -134,4 +134,4 @@ def _marks(shapes: Shapes, ids: Collection[int]) -> Iterator[int]:
 def _turns(graph: Graph, value: int) -> bool:
     """Whether sines are taken of multiples of the value."""
     reached = _followed(graph, value, _ROTARY)
-    return any(graph.op[node] in ("Sin", "Cos") for other in reached for node in graph.consumers[other])
+    return any(graph.standard[node] in ("Sin", "Cos") for other in reached for node in graph.consumers[other])

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from deltafuse.layouts import axes
+from deltafuse.lint_lengths import length_findings
 from deltafuse.lint_view import Finding, View, dtype_name, is_attention
 from deltafuse.targets.profile import Port
 
@@ -109,9 +110,7 @@ def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]
     arrays = {port.role: view.array(view.ports[port.name]) for port in view.operator.inputs if port.name in view.ports}
     lengths, slots, accepted = arrays.get("lengths"), arrays.get("slots"), arrays.get("accepted")
     tokens = sizes.get("T")
-    if lengths is not None and tokens is not None and int(lengths.sum()) != tokens:
-        fix = "give each sequence its length: they add up to the token axis"
-        yield view.finding("lengths", "actual_seq_lengths", lengths.tolist(), f"a sum of {tokens}", fix)
+    yield from length_findings(view)
     state = view.shape(view.ports.get("state", 0)) if "state" in view.ports else None
     count = state[0] if state else None
     if slots is not None and tokens is not None and view.operator.port("slots") is not None:
@@ -153,8 +152,8 @@ def memory_findings(view: View) -> Iterator[Finding]:
 def _source(view: View, value: int) -> str:
     """What memory a value is a view of, where it is not its producer's own."""
     graph = view.graph
-    while graph.producer[value] >= 0 and graph.op[graph.producer[value]] in _VIEWS:
-        value = graph.node_inputs[graph.producer[value]][0]
-    if value in graph.initializers or (graph.producer[value] >= 0 and graph.op[graph.producer[value]] == "Constant"):
+    while (node := graph.producer[value]) >= 0 and graph.standard[node] in _VIEWS:
+        value = graph.node_inputs[node][0]
+    if value in graph.initializers or (node >= 0 and graph.standard[node] == "Constant"):
         return "a constant"
-    return "a graph input" if graph.producer[value] < 0 else ""
+    return "a graph input" if node < 0 else ""

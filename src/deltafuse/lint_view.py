@@ -93,7 +93,7 @@ class View:
         node = graph.producer[value]
         if node < 0 or graph.domain[node]:
             return None
-        if graph.op[node] in ("Cast", "Identity"):
+        if graph.standard[node] in ("Cast", "Identity"):
             return self.array(graph.node_inputs[node][0])
         head = graph.constant_head(node)
         found = None if head is None else read_tensor(self.model, head)

@@ -108,7 +108,7 @@ def runnable(
         source: Runnable | Reason = Runnable(model.path, size)
         if foreign is not None and write_lowered(model.path, foreign, plain):
             source = Runnable(plain, size)
-        if _LOWERED & set(model.graph.op):
+        if _LOWERED & set(model.graph.standard):
             source = _lowered(source, lowered, rounding)
         if taps and isinstance(source, Runnable):
             write_tapped(scan(source.path), taps, tapped)

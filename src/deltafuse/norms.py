@@ -68,14 +68,15 @@ class _Copy:
         if self.kinds[value] != Kind.DATA:
             return self._constant(value)
         node = graph.producer[value]
-        op = graph.op[node] if node >= 0 else "an input"
+        op = graph.standard[node] if node >= 0 else ""
         if op in _LAYOUT or (op == "Cast" and self._same_type(node)):
             name = self.value(graph.node_inputs[node][0])
             if not isinstance(name, Reason):
                 self.inside[node] = name
             return name
         if op not in _ARITHMETIC or (op == "Clip" and self._has_ceiling(node)):
-            return Reason("norm-unknown", {"value": graph.name(self.start), "op": op})
+            kind = graph.op[node] if node >= 0 else "an input"
+            return Reason("norm-unknown", {"value": graph.name(self.start), "op": kind})
         return self._node(node)
 
     def _has_ceiling(self, node: int) -> bool:

@@ -44,7 +44,7 @@ class Notes:
 def _behind(graph: Graph, start: int) -> bytearray:
     reached = bytearray(len(graph.value_names))
     reached[start] = 1
-    for node, op in enumerate(graph.op):
+    for node, op in enumerate(graph.standard):
         for value in graph.reads(node):
             if reached[value] and op not in ("Shape", "Size"):
                 for output in graph.node_outputs[node]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
+
 from deltafuse.errors import UserError
 from deltafuse.graph import Graph, Runs, Spans
 from deltafuse.wire import Model
@@ -19,9 +21,10 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
         The model, and for each node its number in the file; the same model and None where the file is in order.
 
     Raises:
-        UserError: ``cyclic``: nodes read each other's results.
+        UserError: ``cyclic``: nodes read each other's results; ``written-twice``: two nodes write the same value.
     """
     graph = model.graph
+    _check_written_once(graph)
     if _is_sorted(graph):
         return model, None
     order = _sorted(graph)
@@ -39,6 +42,15 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
         _heads={},
     )
     return replace(model, graph=renumbered), tuple(order)
+
+
+def _check_written_once(graph: Graph) -> None:
+    writers = np.bincount(graph.writing.flat, minlength=len(graph.value_names))
+    writers[[*graph.inputs, *graph.initializers]] += 1
+    writers[0] = 0
+    if writers.max() > 1:
+        name = graph.name(int(writers.argmax()))
+        raise UserError("written-twice", f"the value {name} is written twice: give one of the two another name")
 
 
 def _spans(ranges: Sequence[tuple[int, int]]) -> Spans:

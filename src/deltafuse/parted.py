@@ -10,12 +10,12 @@ import numpy as np
 
 from deltafuse import layouts, region
 from deltafuse.bench import bindings
+from deltafuse.cuts import open_cut
 from deltafuse.draws import Array
 from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
-from deltafuse.prover import open_cut
 from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, gate_layouts

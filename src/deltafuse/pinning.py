@@ -94,7 +94,7 @@ def _visit(shapes: Shapes, nodes: Sequence[int]) -> None:
     for node in nodes:
         for value in graph.node_outputs[node]:
             shapes.shape(value)
-        if graph.op[node] == "GatherND":
+        if graph.standard[node] == "GatherND":
             _unite_indexed(shapes, node)
 
 

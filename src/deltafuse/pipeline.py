@@ -187,7 +187,7 @@ def _plan(
 ) -> tuple[tuple[splice.AnyPlan, ...], tuple[SiteReport, ...]]:
     plans: list[Plan] = []
     reports: list[SiteReport] = []
-    errors: dict[tuple[bytes, str], float] = {}
+    errors: dict[tuple[bytes, str], float | Reason] = {}
     opset = found.model.opset_imports.get("", 17)
     notes_on = Notes(found.model)
     check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
@@ -201,7 +201,12 @@ def _plan(
             if key not in errors:
                 trial, tokens = found.trials[planned.match.class_key], pinned_tokens(options, planned.match.dims.tokens)
                 errors[key] = prove_emitted(planned, trial, worker, opset, tokens, options.batch)
-            match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
+            error = errors[key]
+            if isinstance(error, Reason):
+                match = planned.match
+                reports.append(SiteReport(match.name, "refused", match, None, error, (), len(match.nodes)))
+                continue
+            match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=error))
             plans.append(replace(planned, match=match))
             notes = (*match.notes, *planned.notes, *notes_on.of(match))
             reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes)))

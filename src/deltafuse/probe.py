@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
-from deltafuse.bodies import is_call
+from deltafuse.bodies import has_body
 from deltafuse.graph import Graph
 from deltafuse.probe_double import to_double
 from deltafuse.reasons import TEXTS, Reason
@@ -26,6 +26,7 @@ __all__ = ["Cut", "Session", "Worker", "backward_slice", "cut_model", "to_double
 TEXTS.update(
     {
         "cut-open": "the value {value} is computed from outside the site; the site cannot be run on its own",
+        "sparse-constant": "the constant {value} is a sparse tensor, which is not read; store it as a plain one",
         "cut-type-unknown": "the element type of {value} is not known; run onnx shape inference on the model first",
     }
 )
@@ -93,6 +94,8 @@ def cut_model(model: Model, shapes: Shapes, inputs: Sequence[int], outputs: Sequ
     for value in loose:
         if value not in graph.initializers:
             return Reason("cut-open", {"value": graph.name(value)})
+        if graph.initializers[value].form == "sparse":
+            return Reason("sparse-constant", {"value": graph.name(value)})
     body = onnx.GraphProto.FromString(b"".join(bytes(graph.data[slice(*graph.spans[node])]) for node in nodes))
     body.name = "cut"
     for value in loose:
@@ -109,7 +112,7 @@ def cut_model(model: Model, shapes: Shapes, inputs: Sequence[int], outputs: Sequ
     body.output.extend(onnx.ValueInfoProto(name=graph.name(value)) for value in outputs)
     opsets = [helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
     # Built without the checker's defaults: the file's own imports stay what they are.
-    called = list(model.local_functions.values()) if any(is_call(model, graph, node) for node in nodes) else []
+    called = list(model.local_functions.values()) if any(has_body(model, graph, node) for node in nodes) else []
     cut = onnx.ModelProto(
         ir_version=min(model.ir_version, _IR_VERSION), opset_import=opsets, graph=body, functions=called
     )

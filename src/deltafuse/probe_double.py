@@ -10,6 +10,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from deltafuse.errors import UserError
+from deltafuse.functions import without_references
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv
 from deltafuse.probe_conv import declared_sizes, plain_convolution
 from deltafuse.reasons import TEXTS, Reason
@@ -26,6 +27,8 @@ _Sizes: TypeAlias = "Mapping[str, Sequence[int]]"
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 _TO_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype", "SequenceEmpty": "dtype", "RandomNormal": "dtype"}
+#: ai.onnx, and where onnxruntime has its own quantised operators.
+_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 _QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"})
 
 
@@ -37,6 +40,7 @@ def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
+    without_references(result)
     refused = _graph(result.graph)
     for function in result.functions:
         refused = _nodes(function.node) if refused is None else refused
@@ -62,11 +66,12 @@ def _type(proto: onnx.TypeProto) -> None:
 
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
     for node in nodes:
-        if node.op_type in _QUANTISED:
-            return Reason("no-double-kernel", {"op": node.op_type})
-        _state_default(node)
+        op = "" if node.domain not in _DOMAINS else node.op_type
+        if op in _QUANTISED:
+            return Reason("no-double-kernel", {"op": op})
+        _state_default(op, node)
         for attribute in node.attribute:
-            refused = _attribute(node.op_type, attribute)
+            refused = _attribute(op, attribute)
             if refused is not None:
                 return refused
     return None
@@ -74,10 +79,12 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
 
 def _expand(graph: onnx.GraphProto) -> None:
     """Writes out what has no double kernel and a plain form: operators of onnxruntime's own, depthwise convolutions."""
-    if not any(node.op_type in _PLAIN for node in graph.node):
+    forms = [_PLAIN.get((node.domain, node.op_type)) for node in graph.node]
+    if not any(forms):
         return
     sizes = declared_sizes(graph)
-    nodes = [part for node in graph.node for part in _PLAIN.get(node.op_type, _as_it_is)(node, sizes)]
+    plain = [[node] if form is None else form(node, sizes) for node, form in zip(graph.node, forms, strict=True)]
+    nodes = [part for parts in plain for part in parts]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
@@ -89,10 +96,6 @@ def _plain_conv(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
     except UserError:
         # A form that has no plain one: loading it says so.
         return [node]
-
-
-def _as_it_is(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
-    return [node]
 
 
 def _plain_gate(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
@@ -126,22 +129,23 @@ def _plain_product(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
 
 
 _ALPHAS = {"QuickGelu": 1.702, "Swish": 1.0}
-_PLAIN: Mapping[str, Callable[[onnx.NodeProto, _Sizes], list[onnx.NodeProto]]] = {
-    "FusedMatMul": _plain_product,
-    "QuickGelu": _plain_gate,
-    "Swish": _plain_gate,
-    "Conv": plain_convolution,
-    CAUSAL_CONV: _plain_conv,
+_PLAIN: Mapping[tuple[str, str], Callable[[onnx.NodeProto, _Sizes], list[onnx.NodeProto]]] = {
+    ("com.microsoft", "FusedMatMul"): _plain_product,
+    ("com.microsoft", "QuickGelu"): _plain_gate,
+    ("", "Swish"): _plain_gate,
+    ("", "Conv"): plain_convolution,
+    ("", CAUSAL_CONV): _plain_conv,
+    ("com.microsoft", CAUSAL_CONV): _plain_conv,
 }
 
 
-def _state_default(node: onnx.NodeProto) -> None:
+def _state_default(op: str, node: onnx.NodeProto) -> None:
     """Writes out the type that an operator has where its attribute is missing: float."""
     given = {attribute.name for attribute in node.attribute}
-    if node.op_type == "ConstantOfShape" and "value" not in given:
+    if op == "ConstantOfShape" and "value" not in given:
         zero = numpy_helper.from_array(np.zeros(1, np.float64))
         node.attribute.append(helper.make_attribute("value", zero))
-    elif node.op_type == "SequenceEmpty" and "dtype" not in given:
+    elif op == "SequenceEmpty" and "dtype" not in given:
         node.attribute.append(helper.make_attribute("dtype", TensorProto.DOUBLE))
 
 
@@ -153,6 +157,8 @@ def _attribute(op_type: str, attribute: AttributeProto) -> Reason | None:
     elif op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
         array = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), np.float64)
         attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
+    elif attribute.type == AttributeProto.SPARSE_TENSOR:
+        return Reason("sparse-constant", {"value": attribute.sparse_tensor.values.name or attribute.name})
     elif attribute.type == AttributeProto.GRAPH:
         return _graph(attribute.g)
     return None

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from deltafuse import region
-from deltafuse.bench import Bench, Binding, bindings, open_bench, rebound
+from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
+from deltafuse.constants import rounded_constant
 from deltafuse.counts import smallest_running
 from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop
-from deltafuse.dims import Dim
+from deltafuse.cuts import open_cut
 from deltafuse.draws import DRAWS, Array, Draw
 from deltafuse.feeds import search_feeds
 from deltafuse.finder import Candidate
@@ -19,16 +20,16 @@ from deltafuse.guards import find_guard
 from deltafuse.match import Validity
 from deltafuse.neighbours import why_not
 from deltafuse.patterns import Pattern
-from deltafuse.probe import backward_slice, cut_model
+from deltafuse.probe import backward_slice
 from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, gate_layouts
+from deltafuse.roots import overridable
 from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
 from deltafuse.size_choices import ends_fail, turns_fail
 from deltafuse.size_flow import Sizes, one_symbol
-from deltafuse.strangers import behind_strangers
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
 from deltafuse.wire import Model
@@ -54,8 +55,6 @@ _UNREAD = frozenset({"not-the-rule", "not-equal", "higher-degree", "dims-unknown
 
 #: Relative, in double; of 235 proofs seen 224 were below 1e-14.
 BAR = 1e-12
-#: Chains of values behind the rule (casts, layout, the norm that follows) that are looked at.
-_CHAIN = 48
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,10 @@ def prove(
         first = outcome if first is None else first
         if outcome.code not in _UNREAD:
             break
-    return first if first is not None else Reason("no-output")
+    if first is None:
+        return Reason("no-output")
+    given = overridable(model.graph, candidate.roots)
+    return given if first.code == "not-the-rule" and given is not None else first
 
 
 def _prove_reading(setting: Setting) -> Proven | Reason:
@@ -113,35 +115,6 @@ def _prove_reading(setting: Setting) -> Proven | Reason:
     if isinstance(outcome, Reason):
         setting.worker.unload(bench.session)
     return outcome
-
-
-def open_cut(setting: Setting, *, known_operators: bool = False) -> Bench | Reason:
-    """Cuts a candidate where a reading says, with all that may be a result of the rule, and loads it in double.
-
-    Args:
-        setting: the candidate, and where it is cut.
-        known_operators: leave out what is computed by an operator that is never part of a rule.
-    """
-    graph, shapes = setting.model.graph, setting.shapes
-    sizes = dict(setting.candidate.sizes)
-    known: dict[int, tuple[Dim, ...]] = {}
-    for value in setting.roots:
-        shape = shapes.shape(value)
-        if shape is None:
-            return Reason("dims-unknown", {"value": graph.name(value)})
-        known[value] = shape
-    inputs = (*setting.roots, *sizes)
-    offered = dict.fromkeys(
-        value for chain in setting.chains.values() for value in chain[:_CHAIN] if value not in inputs
-    )
-    if known_operators:
-        strange = behind_strangers(setting.model, setting.kinds, inputs, list(offered))
-        offered = {value: None for value in offered if graph.producer[value] not in strange}
-    cut = cut_model(setting.model, shapes, inputs, list(offered))
-    if isinstance(cut, Reason):
-        return cut
-    names = {value: graph.name(value) for value in (*inputs, *offered)}
-    return open_bench(setting.worker, cut, names, known, sizes)
 
 
 def _prove_on(setting: Setting, bench: Bench) -> Proven | Reason:
@@ -192,7 +165,7 @@ def _attempt(setting: Setting, bench: Bench, binding: Binding) -> Fit | _Odd | R
 def _smallest_running(setting: Setting, bench: Bench, runs: Sequence[tuple[Binding, bool]]) -> Iterator[Binding]:
     """The smallest token count that runs, where none of the usual ones was right; a loop runs for any or for none."""
     free = [binding for binding, _ in runs if binding.tokens is not None]
-    if not free or any(setting.model.graph.op[node] in LOOPS for node in setting.candidate.core):
+    if not free or any(setting.model.graph.standard[node] in LOOPS for node in setting.candidate.core):
         return
     start = free[0]
 
@@ -221,12 +194,16 @@ def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int], known: 
 
 def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Proven | Reason:
     explained, out, final = fit.explained, fit.out, fit.final
+    ends = [value for value in (out, final) if value is not None]
     sizes = Sizes({**one_symbol(binding.tokens_dims), **one_symbol(binding.batch_dims)})
-    guard = _guard(setting, bench.cut.inputs, [value for value in (out, final) if value is not None], sizes)
+    guard = _guard(setting, bench.cut.inputs, ends, sizes)
+    if guard is None:
+        cut = (setting.model, setting.kinds, setting.shapes, bench.cut.inputs, ends)
+        guard = rounded_constant(setting.worker, *cut)
     if guard is not None:
         return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
-    loops = [node for node in setting.candidate.core if setting.model.graph.op[node] in LOOPS]
+    loops = [node for node in setting.candidate.core if setting.model.graph.standard[node] in LOOPS]
     short = short_loop(setting.model, setting.kinds, setting.shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
@@ -234,7 +211,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Pro
     if loose is not None:
         return loose
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
-    nodes, _ = backward_slice(setting.model.graph, bench.cut.inputs, [v for v in (out, final) if v is not None])
+    nodes, _ = backward_slice(setting.model.graph, bench.cut.inputs, ends)
     for fault in (
         other_beyond(trial, binding, validity, looping=bool(loops)),
         alone_fails(trial, at),

@@ -93,7 +93,8 @@ def _start(model: Model, shapes: Shapes, path: _Path, operators: frozenset[str])
     graph = model.graph
     start = 0
     for index, value in enumerate(path.chain[1:], 1):
-        if graph.op[graph.producer[value]] in operators and not (path.before == index - 1 and path.norm is not None):
+        normed = path.before == index - 1 and path.norm is not None
+        if graph.standard[graph.producer[value]] in operators and not normed:
             start = index
     while operators and start + 1 < len(path.chain) and len(shapes.shape(path.chain[start]) or ()) > 4:
         start += 1

@@ -57,7 +57,7 @@ class Scope:
 
     def _is_settled_shape(self, node: int) -> bool:
         """In a subgraph, sizes of inner values are those of one step: only what comes from around may vary."""
-        if node < 0 or self.graph.op[node] not in SHAPES:
+        if node < 0 or self.graph.standard[node] not in SHAPES:
             return False
         outer = self._around(self.graph.node_inputs[node][0])
         if not outer or self.around is None or self.around.shapes is None:
@@ -93,16 +93,16 @@ class Scope:
         node = self.graph.producer[value]
         if outer:
             return self.around.dtype(outer)
-        if node >= 0 and self.graph.op[node] in SHAPES:
+        if node >= 0 and self.graph.standard[node] in SHAPES:
             return TensorProto.INT64
-        if node < 0 or self.graph.op[node] in _RETYPING:
+        if node < 0 or self.graph.standard[node] in _RETYPING:
             return None
-        if self.graph.op[node] == "Constant":
+        if self.graph.standard[node] == "Constant":
             head = self.graph.constant_head(node)
             return None if head is None else head.dtype
         if not self.graph.node_inputs[node]:
             return None
-        if self.graph.op[node] == "Cast":
+        if self.graph.standard[node] == "Cast":
             return self.graph.attributes(node)["to"].i
-        source = self.graph.node_inputs[node][1 if self.graph.op[node] == "CastLike" else 0]
+        source = self.graph.node_inputs[node][1 if self.graph.standard[node] == "CastLike" else 0]
         return self.dtype(source)

@@ -21,7 +21,7 @@ def index_extents(shapes: Shapes, indices: int) -> list[Dim | None]:
     """
     graph = shapes.graph
     node = graph.producer[indices]
-    if node < 0 or graph.op[node] != "Concat":
+    if node < 0 or graph.standard[node] != "Concat":
         return []
     widths = [shapes.shape(part) for part in graph.node_inputs[node]]
     if any(width is None or width[-1:] != (1,) for width in widths):
@@ -35,7 +35,7 @@ def _extent(shapes: Shapes, value: int) -> Dim | None:
         node = graph.producer[value]
         if node < 0:
             return None
-        op, inputs = graph.op[node], graph.node_inputs[node]
+        op, inputs = graph.standard[node], graph.node_inputs[node]
         if op == "Where":  # negative indices counted from the end: Where(i < 0, i + size, i)
             value = inputs[2]
         elif op in _PASSING:

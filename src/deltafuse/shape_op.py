@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -65,11 +65,15 @@ class Engine(Protocol):
         """An engine for the subgraph in attribute `name`, with what it reads from outside defined."""
         ...
 
+    def call(self, node: int) -> Engine:
+        """An engine for the function that a node calls, with what it is given defined."""
+        ...
+
     def is_known(self, dim: Dim) -> bool:
         """Whether `dim` rests on numbers and declared symbols alone."""
         ...
 
-    def is_input_dim(self, dim: Expr) -> bool:
+    def is_input_dim(self, dim: Dim) -> bool:
         """Whether `dim` rests on sizes of graph inputs alone."""
         ...
 
@@ -233,3 +237,12 @@ def as_dim(item: object) -> Dim | None:
     if isinstance(item, (bool, int)):
         return int(item)
     return item if isinstance(item, Expr) else None
+
+
+def paired(value: int, outputs: Sequence[int], found: object, settled: Collection[int]) -> list[tuple[int, Any]]:
+    """Pairs results with a node's outputs; those that a caller defined or that are settled stay."""
+    results = list(cast("tuple[object, ...]", found)) if isinstance(found, tuple) else [found]
+    if len(outputs) == 1:
+        return [(value, next(iter(results), None))]
+    results += [None] * (len(outputs) - len(results))
+    return [(o, r) for o, r in zip(outputs, results, strict=False) if o and (o == value or o not in settled)]

@@ -11,13 +11,14 @@ from deltafuse.dim_algebra import Expr, bounds
 from deltafuse.dims import Dim, parse
 from deltafuse.graph import Graph
 from deltafuse.protobuf import fields
-from deltafuse.shape_op import DtypeRule, Engine, Op, Outputs, PartialShape, ShapeRule, elements
+from deltafuse.shape_op import Contents, ContentsRule, DtypeRule, Engine, Op, Outputs, PartialShape, ShapeRule, elements
 
 
-def declared_shape(value: onnx.ValueInfoProto) -> list[Dim | None] | None:
+def declared_shape(value: onnx.ValueInfoProto | None) -> list[Dim | None] | None:
     """The dims that a ValueInfoProto states, None for those it leaves open; None where it states no rank."""
-    kind = value.type.WhichOneof("value")
-    if kind != "tensor_type" or not value.type.tensor_type.HasField("shape"):
+    if value is None or value.type.WhichOneof("value") != "tensor_type":
+        return None
+    if not value.type.tensor_type.HasField("shape"):
         return None
     return [declared_dim(dim) for dim in value.type.tensor_type.shape.dim]
 
@@ -32,9 +33,9 @@ def declared_dim(dim: onnx.TensorShapeProto.Dimension) -> Dim | None:
     return None if isinstance(size, int) and size < 0 else size
 
 
-def declared_dtype(value: onnx.ValueInfoProto) -> int | None:
+def declared_dtype(value: onnx.ValueInfoProto | None) -> int | None:
     """The element type that a ValueInfoProto states."""
-    return value.type.tensor_type.elem_type or None
+    return None if value is None else value.type.tensor_type.elem_type or None
 
 
 def attribute_span(graph: Graph, node: int, name: str) -> tuple[int, int] | None:
@@ -80,9 +81,9 @@ def _if(op: Op) -> Outputs | None:
 def _missing(op: Op) -> Dim | None:
     """The size that must be above zero for the first branch: what a guarded pad adds. None where it may be negative."""
     graph, value = op.engine.graph, op.engine.graph.node_inputs[op.index][0]
-    while (node := graph.producer[value]) >= 0 and graph.op[node] in ("Cast", "Identity"):
+    while (node := graph.producer[value]) >= 0 and graph.standard[node] in ("Cast", "Identity"):
         value = graph.node_inputs[node][0]
-    if node < 0 or graph.op[node] != "Greater":
+    if node < 0 or graph.standard[node] != "Greater":
         return None
     size, bound = (op.engine.contents(read) for read in graph.node_inputs[node])
     if size is None or bound is None or elements(bound) != [0]:
@@ -208,6 +209,27 @@ def _scan_dtypes(op: Op) -> tuple[int | None, ...]:
     return () if found is None else tuple(found[0].dtype(value) for value in found[0].graph.outputs)
 
 
+def _call(op: Op) -> Outputs:
+    body = op.engine.call(op.index)
+    return Outputs([_shape_outside(body, value) for value in body.graph.outputs])
+
+
+def _call_contents(op: Op) -> tuple[Contents | None, ...]:
+    body = op.engine.call(op.index)
+    return tuple(_contents_outside(body, value) for value in body.graph.outputs)
+
+
+def _contents_outside(body: Engine, value: int) -> Contents | None:
+    contents = body.contents(value)
+    sizes = () if contents is None else [item for item in elements(contents) if isinstance(item, Expr)]
+    return contents if all(body.is_known(size) and _is_shared(body, size) for size in sizes) else None
+
+
+def _call_dtypes(op: Op) -> tuple[int | None, ...]:
+    body = op.engine.call(op.index)
+    return tuple(body.dtype(value) for value in body.graph.outputs)
+
+
 RULES: dict[str, ShapeRule] = {
     "If": ShapeRule(_if, contents=(0,)),
     "Loop": ShapeRule(_loop, shapes=None, contents=(0, 1), dtypes=None),
@@ -219,3 +241,10 @@ DTYPES: dict[str, DtypeRule] = {
     "Loop": DtypeRule(_loop_dtypes, shapes=None, dtypes=None),
     "Scan": DtypeRule(_scan_dtypes, shapes=None, dtypes=None),
 }
+
+#: Of a function that the model defines: for shapes, contents and element types.
+CALL_RULES: tuple[ShapeRule, ContentsRule, DtypeRule] = (
+    ShapeRule(_call, shapes=None, contents=None, dtypes=None),
+    ContentsRule(_call_contents, shapes=None, contents=None, dtypes=None),
+    DtypeRule(_call_dtypes, shapes=None, contents=None, dtypes=None),
+)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from deltafuse.bodies import is_call, scan_call
 from deltafuse.dims import Dim, Expr, is_clamped, substitute, symbols, weight
 from deltafuse.graph import Graph
 from deltafuse.shape_names import Names
-from deltafuse.shape_op import MAX_ELEMENTS, Contents, Op, Outputs, PartialShape, Rule
+from deltafuse.shape_op import MAX_ELEMENTS, Contents, Op, Outputs, PartialShape, Rule, paired
 from deltafuse.shape_rules import CONTENTS_RULES, DTYPE_RULES, SHAPE_RULES, rule_key
 from deltafuse.shape_rules_arithmetic import apply
 from deltafuse.shape_rules_contents import read_small
-from deltafuse.shape_rules_control import attribute_span, declared_dtype, declared_shape
+from deltafuse.shape_rules_control import CALL_RULES, attribute_span, declared_dtype, declared_shape
 from deltafuse.shape_unions import Conflict, Unions
 from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model, scan_body
@@ -52,6 +53,7 @@ class Shapes:
         self._contents: dict[int, Contents | None] = {0: None}
         self._dtypes: dict[int, int | None] = {0: None}
         self._memo = (self._shapes, self._contents, self._dtypes)
+        self._called: dict[int, Shapes] = {}
         self.names = Names(self._sizes)
         self.unions = Unions(self.names.rank)
         for value in self.graph.inputs:
@@ -97,19 +99,29 @@ class Shapes:
         if span is None:
             return None
         inner = Shapes(self._model, self._sizes, scan_body(self._model, span))
+        graph = inner.graph
+        read = [value for value, node in enumerate(graph.producer) if node < 0 and value not in graph.inputs]
+        around = {value: self.graph.find(graph.name(value)) for value in read if value not in graph.initializers}
+        return self._inside(inner, [(outer, value) for value, outer in around.items() if outer])
+
+    def _inside(self, inner: Shapes, given: Iterable[tuple[int, int]]) -> Shapes:
         inner.names = self.names.copy()
         inner.unions = self.unions.copy(inner.names.rank)
-        for value in range(1, len(inner.graph.value_names)):
-            outer = self.graph.find(inner.graph.name(value))
-            own = value in inner.graph.initializers or value in inner.graph.inputs or inner.graph.producer[value] >= 0
-            if outer is not None and not own:
-                inner.define(value, self.known_shape(outer), self.known_dtype(outer), self.known_contents(outer))
+        for outer, value in given:
+            inner.define(value, self.known_shape(outer), self.known_dtype(outer), self.known_contents(outer))
         return inner
+
+    def call(self, node: int) -> Shapes:
+        """An engine for the function that a node calls, with what it is given defined already."""
+        if node not in self._called:
+            inner = Shapes(scan_call(self._model, self.graph, node), self._sizes)
+            given = zip(self.graph.node_inputs[node], inner.graph.inputs, strict=False)
+            self._called[node] = self._inside(inner, given)
+        return self._called[node]
 
     def declared(self, value: int) -> list[Dim | None] | None:
         """The dims that the file states for a value, with the given sizes put in; None where it states no rank."""
-        info = self.graph.value_info(value)
-        shape = None if info is None else declared_shape(info)
+        shape = declared_shape(self.graph.value_info(value))
         if shape is None or not self._sizes:
             return shape
         return [None if dim is None else substitute(dim, self._sizes) for dim in shape]
@@ -136,7 +148,7 @@ class Shapes:
         """Whether `dim` rests on numbers and declared symbols alone."""
         return isinstance(dim, int) or not any(self.names.is_made_up(self.unions.root(name)) for name in symbols(dim))
 
-    def is_input_dim(self, dim: Expr) -> bool:
+    def is_input_dim(self, dim: Dim) -> bool:
         """Whether `dim` rests on sizes of graph inputs alone."""
         return all(self.names.is_input(self.unions.root(name)) for name in symbols(dim))
 
@@ -160,10 +172,10 @@ class Shapes:
         return self._dtypes.get(value)
 
     def _declare_input(self, value: int) -> None:
-        info, shape = self.graph.value_info(value), self.declared(value)
+        shape = self.declared(value)
         self.names.add_inputs(dim for dim in shape or () if dim is not None)
         self._shapes[value] = None if shape is None else self._named(value, shape, is_input=True)
-        self._dtypes[value] = None if info is None else declared_dtype(info)
+        self._dtypes[value] = declared_dtype(self.graph.value_info(value))
         self._contents[value] = None
 
     def _named(self, value: int, shape: PartialShape, *, is_input: bool) -> tuple[Dim, ...]:
@@ -186,8 +198,10 @@ class Shapes:
                 stack += needs
 
     def _rule(self, node: int, kind: int) -> Rule[Any] | None:
-        op, domain = self.graph.op[node], self.graph.domain[node]
-        return _TABLES[kind].get(rule_key(op, domain) if domain else op)
+        graph, domain = self.graph, self.graph.domain[node]
+        if is_call(self._model, graph, node):
+            return CALL_RULES[kind]
+        return _TABLES[kind].get(rule_key(graph.op[node], domain) if domain else graph.standard[node])
 
     def _needs(self, value: int, kind: int) -> list[tuple[int, int]]:
         """What must be settled before, and is not."""
@@ -207,8 +221,7 @@ class Shapes:
         return found
 
     def _settle(self, value: int, kind: int) -> None:
-        head = self._head(value)
-        if head is not None:
+        if (head := self._head(value)) is not None:
             self._settle_constant(value, kind, head)
         elif kind == _SHAPE:
             self._settle_shapes(value)
@@ -242,14 +255,8 @@ class Shapes:
             return None
 
     def _outputs(self, value: int, kind: int, found: object) -> list[tuple[int, Any]]:
-        """Pairs results with the node's outputs; those that a caller defined or that are settled stay."""
-        node, memo = self.graph.producer[value], self._memo[kind]
-        outputs = (value,) if node < 0 else self.graph.node_outputs[node]
-        if len(outputs) == 1:
-            return [(value, next(iter(cast("tuple[object, ...]", found)), None) if isinstance(found, tuple) else found)]
-        results = list(cast("tuple[object, ...]", found)) if isinstance(found, tuple) else [found]
-        results += [None] * (len(outputs) - len(results))
-        return [(o, r) for o, r in zip(outputs, results, strict=False) if o and (o == value or o not in memo)]
+        node = self.graph.producer[value]
+        return paired(value, (value,) if node < 0 else self.graph.node_outputs[node], found, self._memo[kind])
 
     def _settle_shapes(self, value: int) -> None:
         result = cast("PartialShape | Outputs | None", self._run(value, _SHAPE))
@@ -264,11 +271,7 @@ class Shapes:
 
     def _settle_dtypes(self, value: int) -> None:
         for output, dtype in self._outputs(value, _DTYPE, self._run(value, _DTYPE)):
-            info = self.graph.value_info(output) if dtype is None else None
-            self._dtypes[output] = dtype if info is None else declared_dtype(info)
-
-    def _is_plain(self, stated: Dim) -> bool:
-        return isinstance(stated, int) or (not is_clamped(stated) and self.is_input_dim(stated))
+            self._dtypes[output] = declared_dtype(self.graph.value_info(output)) if dtype is None else dtype
 
     def _finish(self, value: int, shape: PartialShape | None) -> tuple[Dim, ...] | None:
         declared = self.declared(value) if value in self.graph.type_spans else None
@@ -289,7 +292,7 @@ class Shapes:
         if stated is None or dim == stated:
             return dim
         node = self.graph.producer[value]
-        if not self.is_known(dim) or (is_clamped(dim) and self._is_plain(stated)):
+        if not self.is_known(dim) or (is_clamped(dim) and not is_clamped(stated) and self.is_input_dim(stated)):
             self.unions.unite(dim, stated, node)
             return stated
         if isinstance(dim, int) and isinstance(stated, int):

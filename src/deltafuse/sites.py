@@ -216,7 +216,7 @@ def _form(model: Model, kinds: bytearray, candidate: Candidate, tokens: Dim, *, 
     graph = model.graph
     if any(is_call(model, graph, node) for node in candidate.core):
         return "function"
-    ops = {graph.op[node] for node in candidate.nodes}
+    ops = {graph.standard[node] for node in candidate.nodes}
     if ops & {"CumSum", "Trilu"}:
         return "chunk"
     loop = next((op.lower() for op in ("Loop", "Scan") if op in ops), "")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deltafuse.quasi_linear import LARGEST_CHUNK
-from deltafuse.size_flow import FARTHEST, GATE, MASK, Flow, Kind
+from deltafuse.size_flow import FARTHEST, GATE, MASK, Flow, FlowKind
 from deltafuse.size_values import ENDS, WHOLE, WIDE, SizedValues
 
 
@@ -15,7 +15,7 @@ def cast_size(values: SizedValues, node: int, given: Sequence[Flow | None]) -> F
     """A size or position in another type."""
     graph = values.scope.graph
     outputs, inputs = graph.node_outputs[node], graph.node_inputs[node]
-    wanted = graph.attributes(node)["to"].i if graph.op[node] == "Cast" else values.scope.dtype(inputs[1])
+    wanted = graph.attributes(node)["to"].i if graph.standard[node] == "Cast" else values.scope.dtype(inputs[1])
     whole = values.scope.dtype(inputs[0]) in WHOLE
     return given[0] or GATE if wanted in WIDE and whole and len(outputs) == 1 else GATE
 
@@ -28,7 +28,8 @@ def compared(values: SizedValues, node: int, given: Sequence[Flow | None]) -> Fl
     inputs = values.scope.graph.node_inputs[node]
     flows = [flow for flow in given if flow is not None]
     kinds = {flow.kind for flow in flows}
-    if kinds not in ({Kind.PLACE}, {Kind.PLACE, Kind.SIZE}, {Kind.SPAN}) or sum(flow.moved for flow in flows) > 1:
+    pairs = ({FlowKind.PLACE}, {FlowKind.PLACE, FlowKind.SIZE}, {FlowKind.SPAN})
+    if kinds not in pairs or sum(flow.moved for flow in flows) > 1:
         return GATE
     for value, flow in zip(inputs, given, strict=True):
         array = values.scope.constant(value) if flow is None else None
@@ -37,7 +38,7 @@ def compared(values: SizedValues, node: int, given: Sequence[Flow | None]) -> Fl
         if values.is_size(value) and not values.is_plain(value):
             return GATE
     values.sizes.masks = True
-    return MASK if len(flows) < 2 or kinds != {Kind.SPAN} else GATE
+    return MASK if len(flows) < 2 or kinds != {FlowKind.SPAN} else GATE
 
 
 def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
@@ -46,7 +47,7 @@ def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None
         return _moved(values, op, node, given)
     kinds = [flow.kind for flow in given if flow is not None]
     moved = FARTHEST if any(flow is not None and flow.moved for flow in given) else 0
-    plain = Flow(Kind.SIZE if kinds == [Kind.SIZE] else Kind.INDEX, moved)
+    plain = Flow(FlowKind.SIZE if kinds == [FlowKind.SIZE] else FlowKind.INDEX, moved)
     if op == "Neg":
         return plain
     if len(kinds) > 1:
@@ -59,9 +60,9 @@ def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None
         factor = values.scope.constant(other)
         largest = float("inf") if factor is None else float(np.abs(factor).max(initial=0.0))
         return plain if largest <= WIDE.get(dtype, 0) else GATE
-    if op in ("Div", "Mod") and given[1] is None and kinds == [Kind.PLACE]:
+    if op in ("Div", "Mod") and given[1] is None and kinds == [FlowKind.PLACE]:
         divisor = values.scope.number(other) or 0
-        return Flow(Kind.INDEX, FARTHEST) if dtype in WHOLE and 0 < divisor <= LARGEST_CHUNK else GATE
+        return Flow(FlowKind.INDEX, FARTHEST) if dtype in WHOLE and 0 < divisor <= LARGEST_CHUNK else GATE
     return GATE
 
 
@@ -74,16 +75,16 @@ def _moved(values: SizedValues, op: str, node: int, given: Sequence[Flow | None]
     if None in steps or total > FARTHEST:
         return GATE
     kinds = {flow.kind for flow in flows}
-    if kinds == {Kind.SIZE}:
-        return Flow(Kind.SIZE, total)
-    places = [flow for flow in flows if flow.kind == Kind.PLACE]
+    if kinds == {FlowKind.SIZE}:
+        return Flow(FlowKind.SIZE, total)
+    places = [flow for flow in flows if flow.kind == FlowKind.PLACE]
     if op == "Sub" and len(places) == 2:
-        return Flow(Kind.SPAN, total)
-    if len(flows) == 1 and kinds <= {Kind.PLACE, Kind.SPAN} and given[0] is not None:
+        return Flow(FlowKind.SPAN, total)
+    if len(flows) == 1 and kinds <= {FlowKind.PLACE, FlowKind.SPAN} and given[0] is not None:
         return Flow(flows[0].kind, total)
-    ends = kinds == {Kind.PLACE, Kind.SIZE} and all(values.is_plain(v) for v in inputs if values.is_size(v))
+    ends = kinds == {FlowKind.PLACE, FlowKind.SIZE} and all(values.is_plain(v) for v in inputs if values.is_size(v))
     if ends and (op == "Add" or given[0] in places):
-        return Flow(Kind.PLACE, total)
-    if op == "Add" and len(flows) == 1 and kinds == {Kind.PLACE}:
-        return Flow(Kind.PLACE, total)
-    return Flow(Kind.INDEX, total)
+        return Flow(FlowKind.PLACE, total)
+    if op == "Add" and len(flows) == 1 and kinds == {FlowKind.PLACE}:
+        return Flow(FlowKind.PLACE, total)
+    return Flow(FlowKind.INDEX, total)

@@ -37,7 +37,7 @@ _BAR = 1e-10
 def period(graph: Graph, shapes: Shapes, condition: int) -> tuple[int, str]:
     """After how many steps of which symbol a condition on one size comes round again; (0, "") where it does not."""
     node = graph.producer[graph.uncast(condition)]
-    if node < 0 or graph.op[node] not in _COMPARISONS:
+    if node < 0 or graph.standard[node] not in _COMPARISONS:
         return 0, ""
     sides = [_number(shapes, value) for value in graph.node_inputs[node]]
     free = {symbol for side in sides if side is not None for symbol in symbols(side)}
@@ -45,7 +45,7 @@ def period(graph: Graph, shapes: Shapes, condition: int) -> tuple[int, str]:
         return 0, ""
     (symbol,) = free
     left, right = (side for side in sides if side is not None)
-    apart, compare = left - right, _COMPARISONS[graph.op[node]]
+    apart, compare = left - right, _COMPARISONS[graph.standard[node]]
     length = rounds(apart)
     at = [evaluate(apart, {symbol: size}) for size in range(1, 2 * length + 1)]
     outcomes = [compare(size, 0) for size in at]
@@ -75,7 +75,7 @@ def turns_fail(
         nodes: the site's.
     """
     for node in nodes:
-        if graph.op[node] != "If" or graph.domain[node]:
+        if graph.standard[node] != "If":
             continue
         length, symbol = period(graph, shapes, graph.node_inputs[node][0])
         reason = Reason("position-gate", {"op": "If", "node": graph.node_name(node)})

@@ -10,7 +10,7 @@ from deltafuse.dims import Dim, substitute, symbol, symbol_name
 from deltafuse.quasi_linear import chunked
 
 
-class Kind(Enum):
+class FlowKind(Enum):
     """What a value that holds no data, and is not the same for all sizes, is.
 
     Attributes:
@@ -36,13 +36,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Flow:
-    """Kind of a value; for positions, by how much constants have moved them at most."""
+    """FlowKind of a value; for positions, by how much constants have moved them at most."""
 
-    kind: Kind
+    kind: FlowKind
     moved: int = 0
 
 
-SIZE, PLACE, SPAN, INDEX, MASK, FLAT, TABLE, GATE = (Flow(kind) for kind in Kind)
+SIZE, PLACE, SPAN, INDEX, MASK, FLAT, TABLE, GATE = (Flow(kind) for kind in FlowKind)
 
 
 @dataclass
@@ -70,8 +70,8 @@ class Sizes:
 
 
 #: Kinds that may meet data, and those that count.
-NUMBERS = frozenset({Kind.MASK, Kind.FLAT, Kind.TABLE})
-COUNTS = frozenset({Kind.SIZE, Kind.PLACE, Kind.SPAN, Kind.INDEX})
+NUMBERS = frozenset({FlowKind.MASK, FlowKind.FLAT, FlowKind.TABLE})
+COUNTS = frozenset({FlowKind.SIZE, FlowKind.PLACE, FlowKind.SPAN, FlowKind.INDEX})
 #: Most that constants may move a position by: proofs have more tokens than that.
 FARTHEST = 128
 
@@ -91,9 +91,9 @@ def joined(given: Sequence[Flow | None], *, tables: bool) -> Flow:
     """
     kinds = {flow.kind for flow in given if flow is not None}
     if kinds <= NUMBERS:
-        if tables or Kind.TABLE in kinds:
+        if tables or FlowKind.TABLE in kinds:
             return TABLE
-        return FLAT if kinds == {Kind.FLAT} and None not in given else MASK
-    if kinds == {Kind.SIZE}:
+        return FLAT if kinds == {FlowKind.FLAT} and None not in given else MASK
+    if kinds == {FlowKind.SIZE}:
         return SIZE
-    return Flow(Kind.INDEX, FARTHEST) if kinds <= COUNTS | {Kind.FLAT, Kind.TABLE} else GATE
+    return Flow(FlowKind.INDEX, FARTHEST) if kinds <= COUNTS | {FlowKind.FLAT, FlowKind.TABLE} else GATE

@@ -16,7 +16,7 @@ from deltafuse.far_reads import FarReads
 from deltafuse.quasi_linear import LARGEST_CHUNK
 from deltafuse.scope import SHAPES
 from deltafuse.size_arithmetic import cast_size, compared, counted
-from deltafuse.size_flow import COUNTS, FLAT, GATE, INDEX, MASK, NUMBERS, SIZE, TABLE, Flow, Kind, joined
+from deltafuse.size_flow import COUNTS, FLAT, GATE, INDEX, MASK, NUMBERS, SIZE, TABLE, Flow, FlowKind, joined
 from deltafuse.size_values import ENDS, SizedValues
 
 #: Operators that move or repeat the numbers of their first operand; the others say how.
@@ -64,7 +64,7 @@ class Follower(SizedValues):
             held: which of its operands are data.
         """
         graph = self.scope.graph
-        how, inputs = _HOW.get(graph.op[node], ()), graph.node_inputs[node]
+        how, inputs = _HOW.get(graph.standard[node], ()), graph.node_inputs[node]
         for position, value in enumerate(inputs):
             flow = self.flows.get(value)
             if flow is None or position in held:
@@ -77,8 +77,8 @@ class Follower(SizedValues):
 
     def _made(self, node: int) -> Flow | None:
         graph, scope = self.scope.graph, self.scope
-        op, outputs, read = graph.op[node], graph.node_outputs[node], graph.reads(node)
-        if op in SHAPES and not graph.domain[node]:
+        op, outputs, read = graph.standard[node], graph.node_outputs[node], graph.reads(node)
+        if op in SHAPES:
             return None if scope.is_settled(outputs[0]) else SIZE
         given = [self.flows.get(value) for value in read]
         if all(flow is None for flow in given):
@@ -90,7 +90,7 @@ class Follower(SizedValues):
             if not self.holds(outputs[0], contents):
                 return GATE
             return None if all(isinstance(item, int) for item in contents) else SIZE
-        if graph.domain[node] or has_body(scope.model, graph, node):
+        if not op or has_body(scope.model, graph, node):
             return GATE
         return self._rule(op, node, given)
 
@@ -120,7 +120,7 @@ class Follower(SizedValues):
             return GATE
         follows = op in _READS and any(flow is not None for flow in given[1:])
         if given[0] is not None:
-            return GATE if follows and given[0].kind in (Kind.SIZE, Kind.TABLE) else given[0]
+            return GATE if follows and given[0].kind in (FlowKind.SIZE, FlowKind.TABLE) else given[0]
         if not self.is_table(source):
             return FLAT
         return GATE if follows else TABLE
@@ -133,7 +133,7 @@ class Follower(SizedValues):
         if length != 1:
             return INDEX if 1 < length <= LARGEST_CHUNK and self.rounds_to({int(length)}) else GATE
         moved = self.reach_of(start)
-        return GATE if moved is None else Flow(Kind.PLACE, moved)
+        return GATE if moved is None else Flow(FlowKind.PLACE, moved)
 
     def _banded(self, node: int, given: Sequence[Flow | None]) -> Flow:
         graph = self.scope.graph
@@ -150,9 +150,9 @@ class Follower(SizedValues):
         inputs = self.scope.graph.node_inputs[node]
         if kinds <= NUMBERS:
             tables = any(flow is None and self.is_table(v) for v, flow in zip(inputs, given, strict=False) if v)
-            if tables or Kind.TABLE in kinds:
+            if tables or FlowKind.TABLE in kinds:
                 return TABLE
-            return FLAT if kinds == {Kind.FLAT} else MASK
+            return FLAT if kinds == {FlowKind.FLAT} else MASK
         if not kinds <= COUNTS:
             return GATE
         if op in ("Cast", "CastLike"):

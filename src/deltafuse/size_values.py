@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from deltafuse.dims import Dim
 from deltafuse.scope import Scope
-from deltafuse.size_flow import FARTHEST, Flow, Kind, Sizes
+from deltafuse.size_flow import FARTHEST, Flow, FlowKind, Sizes
 
 #: Element types that hold sizes and positions as they are, and the largest factor of a size that they hold with it.
 WIDE: Mapping[int, int] = {
@@ -39,9 +39,9 @@ class SizedValues:
     def lays_out(self, value: int) -> bool:
         """Whether a value may say how data is laid out, or how often something is done."""
         flow = self.flows.get(value)
-        if flow is None or flow.kind in (Kind.PLACE, Kind.SPAN, Kind.INDEX, Kind.FLAT, Kind.TABLE):
+        if flow is None or flow.kind in (FlowKind.PLACE, FlowKind.SPAN, FlowKind.INDEX, FlowKind.FLAT, FlowKind.TABLE):
             return True
-        return flow.kind == Kind.SIZE and self._is_tame(value)
+        return flow.kind == FlowKind.SIZE and self._is_tame(value)
 
     def _is_tame(self, value: int) -> bool:
         contents = self.numbers(value)
@@ -65,7 +65,7 @@ class SizedValues:
 
     def is_size(self, value: int) -> bool:
         """Whether a value is known to be made of free sizes."""
-        return value in self.flows and self.flows[value].kind == Kind.SIZE
+        return value in self.flows and self.flows[value].kind == FlowKind.SIZE
 
     def holds(self, value: int, contents: Sequence[Dim]) -> bool:
         """Whether the type of a value holds the sizes in it, whatever they are."""

@@ -150,7 +150,7 @@ def _walk(graph: Graph, inside: set[int], operand: int) -> _Walk:
         node = graph.producer[value]
         if node not in inside:
             sources[value] = None
-        elif graph.op[node] not in _SIZES:
+        elif graph.standard[node] not in _SIZES:
             nodes.add(node)
             stack += reads(graph, node)
     return _Walk(tuple(sorted(nodes)), tuple(sources))
@@ -158,7 +158,7 @@ def _walk(graph: Graph, inside: set[int], operand: int) -> _Walk:
 
 def _path(shapes: Shapes, port: str, operand: str, walk: _Walk) -> OperandPath:
     graph = shapes.graph
-    plain = [node for node in walk.nodes if graph.op[node] != "Constant"]
+    plain = [node for node in walk.nodes if graph.standard[node] != "Constant"]
     values = [*walk.sources, *(graph.node_outputs[node][0] for node in plain)]
     kinds = [kind for value in values if (kind := shapes.dtype(value) or 0) in _TYPES]
     names = [_TYPES[kind][1] for index, kind in enumerate(kinds) if not index or kind != kinds[index - 1]]
@@ -176,7 +176,7 @@ def _rounded(shapes: Shapes, port: str, node: str, operand: str, walk: _Walk) ->
     least = min(*given, wanted)
     for number in walk.nodes:
         kind = _TYPES.get(shapes.dtype(graph.node_outputs[number][0]) or 0, least)
-        if kind < least and graph.op[number] != "Constant":
+        if kind < least and graph.standard[number] != "Constant":
             names = {"narrow": kind[1], "source": given[0][1], "wanted": wanted[1]}
             yield Reason("structure-rounded", {"port": port, "node": node, **names})
             return

@@ -201,7 +201,7 @@ def shape_sources(graph: Graph, kinds: bytearray, starts: Sequence[int], ends: S
         node = graph.producer[value]
         if node < 0:
             continue
-        asked = graph.node_inputs[node][0] if graph.op[node] in ("Shape", "Size") else 0
+        asked = graph.node_inputs[node][0] if graph.standard[node] in ("Shape", "Size") else 0
         if asked and asked not in reached and kinds[asked] in (Kind.DATA, Kind.WEIGHT):
             sources[asked] = None
         else:

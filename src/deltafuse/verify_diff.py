@@ -137,7 +137,7 @@ def _values(
         if node not in changed:
             needed.update(dict.fromkeys(reads(after, node)))
     # What was an attribute may be a constant at a raised opset.
-    new = {value for node in raised if after.op[node] == "Constant" for value in after.node_outputs[node]}
+    new = {value for node in raised if after.standard[node] == "Constant" for value in after.node_outputs[node]}
     names = [after.name(value) for value in needed if value and value not in new]
     for name in dict.fromkeys((*names, *(name for region in regions for name in region.inputs))):
         reason = _origin(before, after, name)

@@ -90,8 +90,8 @@ def _trace(graph: Graph, inside: set[int], operand: str) -> tuple[list[str], boo
         node = graph.producer[value]
         if node not in inside:
             names.append(graph.name(value))
-        elif graph.op[node] != "Shape":
-            normed = normed or graph.op[node] in _REDUCTIONS
+        elif graph.standard[node] != "Shape":
+            normed = normed or graph.standard[node] in _REDUCTIONS
             stack += reads(graph, node)
     return names, normed
 

@@ -33,14 +33,14 @@ def limit(model: Model, graph: Graph, node: int, body: Body) -> int:
     inner = body.graph
     result = inner.uncast(body.flag[1])
     compare = inner.producer[result]
-    if compare < 0 or inner.op[compare] != "Less":
+    if compare < 0 or inner.standard[compare] != "Less":
         return 0
     counter, bound = inner.node_inputs[compare]
     around = body.outside(graph, bound)
     if not around or not _counts_up(model, graph, node, body, counter):
         return 0
     first = graph.producer[graph.uncast(graph.node_inputs[node][1])] if graph.node_inputs[node][1] else -1
-    if first < 0 or graph.op[first] != "Less" or graph.node_inputs[first][1] != around:
+    if first < 0 or graph.standard[first] != "Less" or graph.node_inputs[first][1] != around:
         return 0
     return around if _number(model, graph, graph.node_inputs[first][0]) == 0 else 0
 
@@ -49,7 +49,7 @@ def _counts_up(model: Model, graph: Graph, node: int, body: Body, after: int) ->
     """Whether a body value is a carried counter after one more step, which starts at 0 and grows by 1."""
     inner = body.graph
     add = inner.producer[after]
-    if add < 0 or inner.op[add] != "Add":
+    if add < 0 or inner.standard[add] != "Add":
         return False
     for counter, step in (inner.node_inputs[add], inner.node_inputs[add][::-1]):
         if counter in body.counters[1:]:

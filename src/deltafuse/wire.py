@@ -18,6 +18,7 @@ from typing import cast
 import onnx
 
 from deltafuse.errors import UserError
+from deltafuse.functions import bound_nodes, check_functions, plain_domain
 from deltafuse.graph import Graph
 from deltafuse.protobuf import LENGTH, VARINT, OverrunError, WireError, fields
 from deltafuse.scanner import Declaration, Scanner
@@ -70,10 +71,15 @@ class Model:
 
     @cached_property
     def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
-        """The functions the model defines, decoded, by domain and name; none of a name that has overloads."""
+        """The functions the model defines, decoded, by domain and name; none of a name that has overloads.
+
+        Raises:
+            UserError: see `deltafuse.functions.check_functions`.
+        """
         decoded = [onnx.FunctionProto.FromString(bytes(self.data[start:end])) for start, end in self.functions]
-        names = Counter((function.domain, function.name) for function in decoded)
-        return {(f.domain, f.name): f for f in decoded if names[f.domain, f.name] == 1}
+        check_functions(decoded)
+        names = [(plain_domain(function.domain), function.name) for function in decoded]
+        return {name: one for name, one in zip(names, decoded, strict=True) if Counter(names)[name] == 1}
 
     @property
     def mapped(self) -> mmap.mmap:
@@ -126,10 +132,10 @@ def scan_body(model: Model, attribute: tuple[int, int]) -> Graph:
     return scanner.finish()
 
 
-def scan_function(model: Model, function: onnx.FunctionProto) -> Model:
-    """A function's body as a model of its own, whose graph has the function's inputs and outputs."""
+def scan_function(model: Model, function: onnx.FunctionProto, call: onnx.NodeProto) -> Model:
+    """A function's body for one call as a model of its own, whose graph has the function's inputs and outputs."""
     named = [[onnx.ValueInfoProto(name=name) for name in names] for names in (function.input, function.output)]
-    graph = onnx.GraphProto(name=function.name, node=function.node, input=named[0], output=named[1])
+    graph = onnx.GraphProto(name=function.name, node=bound_nodes(function, call), input=named[0], output=named[1])
     data = memoryview(graph.SerializeToString())
     scanner = Scanner(data)
     scanner.graph(0, len(data))

@@ -1,0 +1,70 @@
+"""Lengths and offsets of the sequences of a fused node: constants, or computed from sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from deltafuse.dims import Dim, evaluate, symbols
+from deltafuse.lint_view import Finding, View
+
+#: What a free size is taken for, a number of times the sequences: most counts divide it.
+_ANY = 5040
+
+
+def length_findings(view: View) -> Iterator[Finding]:
+    """Lengths that are not one for each state or do not add up to the token axis, offsets that do not end there."""
+    for port in view.operator.inputs:
+        value = view.ports.get(port.name)
+        if value is None or port.role not in ("lengths", "offsets"):
+            continue
+        offsets = port.role == "offsets"
+        shape, wanted = view.shape(value), _sequences(view)
+        count = shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+        if count is not None and wanted is not None and count != wanted + offsets:
+            fix = "give each sequence its own: there is one state for each of them"
+            yield view.finding("lengths-count", port.name, f"{count} numbers", f"{wanted + offsets}", fix)
+        items, tokens = _contents(view, value), _tokens(view)
+        if items and tokens is not None:
+            yield from _sums(view, port.name, items, tokens, offsets=offsets)
+
+
+def _sums(view: View, name: str, items: Sequence[Dim], tokens: Dim, *, offsets: bool) -> Iterator[Finding]:
+    free = {symbol for dim in (*items, tokens) for symbol in symbols(dim)}
+    sequences = max(len(items) - offsets, 1)
+    at = dict.fromkeys(free, _ANY * sequences)
+    total, numbers = evaluate(tokens, at), [evaluate(item, at) for item in items]
+    if free and total % sequences:
+        # Sequences of one length each: nothing follows for a count of tokens that they cannot share.
+        return
+    ends = numbers if offsets else [0, *itertools.accumulate(numbers)]
+    if ends[0] != 0 or ends[-1] != total or any(before > after for before, after in itertools.pairwise(ends)):
+        what = f"0, then rising to {tokens}" if offsets else f"a sum of {tokens}"
+        fix = "give each sequence its length: they add up to the token axis"
+        yield view.finding("lengths", name, [str(item) for item in items], what, fix)
+
+
+def _sequences(view: View) -> int | None:
+    """How many states there are, None where that is not known or where they are a pool that slots choose from."""
+    if any(port.role == "slots" and port.name in view.ports for port in view.operator.inputs):
+        return None
+    state = next((view.ports.get(port.name) for port in view.operator.inputs if port.role == "state"), None)
+    shape = None if state is None else view.shape(state)
+    size = shape[0] if shape else None
+    return size if isinstance(size, int) else None
+
+
+def _tokens(view: View) -> Dim | None:
+    query = next((view.ports.get(port.name) for port in view.operator.inputs if port.role == "query"), None)
+    shape = None if query is None else view.shape(query)
+    return shape[0] if shape else None
+
+
+def _contents(view: View, value: int) -> list[Dim] | None:
+    """The numbers, in terms of sizes; None where one of them is not known."""
+    contents = view.shapes.contents(value)
+    if contents is None:
+        array = view.array(value)
+        return None if array is None else [int(number) for number in array.ravel().tolist()]
+    items = contents.ravel().tolist()
+    return None if any(item is None or isinstance(item, float) for item in items) else items
