@@ -18,8 +18,9 @@ import numpy as np
 
 from deltafuse.errors import UserError
 from deltafuse.files import atomic, unwritable
+from deltafuse.locations import locate
 from deltafuse.protobuf import LENGTH, Bytes, fields
-from deltafuse.tensors import TensorHead, locate, tensor_head
+from deltafuse.tensors import TensorHead, tensor_head
 from deltafuse.wire import Model
 
 __all__ = ["Carried", "carry", "copy_file", "data_files", "external_tensors", "undo"]

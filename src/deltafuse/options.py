@@ -71,7 +71,7 @@ class FuseOptions:
         keep_going: write the sites that can be fused although others are refused.
         strict: a note is as bad as a refusal.
         dry_run: do everything but write.
-        timeout: seconds that one proof may take.
+        timeout: seconds that a run may take up to the writing; one proof takes half of what is left at most.
         extract: folder for each site as stand-alone models (inspect).
     """
 

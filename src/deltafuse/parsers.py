@@ -89,7 +89,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     batch = "how many sequences the output takes, where the target fixes it (default: %(default)s)"
     add("--batch", type=count, default=1, metavar="N", help=batch)
     add("--allow-bf16-to-fp16", action="store_true", help="accept float16 where the model has bfloat16")
-    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one proof (%(default)g)")
+    limit = "limit of the run up to the writing (%(default)g)"
+    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=limit)
 
 
 def plain_parser() -> Parser:

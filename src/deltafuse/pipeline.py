@@ -18,6 +18,7 @@ from deltafuse.expressions import Expression
 from deltafuse.extract import extract_sites
 from deltafuse.finder import Candidate, Finder
 from deltafuse.graph import Graph
+from deltafuse.limits import bounded
 from deltafuse.match import FuseReport, Match, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
@@ -25,6 +26,7 @@ from deltafuse.ordering import in_order
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
+from deltafuse.sanity import checked
 from deltafuse.shapes import Shapes
 from deltafuse.sites import Site, prove_sites
 from deltafuse.targets.base import Target
@@ -123,6 +125,7 @@ def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> 
     return (*files, *extract_expressions(folder, found.model, found.shapes, ordinary))
 
 
+@bounded
 def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, _Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
@@ -134,7 +137,7 @@ def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Foun
 def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None)
-        file = scan(options.model)
+        file = checked(scan(options.model))
         model, order = in_order(file)
         kinds = classes.classify(model)
         shapes = Shapes(model)

@@ -14,10 +14,11 @@ from onnx import TensorProto, helper
 
 from deltafuse.bodies import is_call
 from deltafuse.graph import Graph
+from deltafuse.locations import external_bytes
 from deltafuse.probe_double import to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
-from deltafuse.tensors import TensorHead, external_bytes
+from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model
 from deltafuse.worker import Session, Worker
 

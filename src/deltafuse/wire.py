@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import stat
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from typing import cast
 
 import onnx
 
+from deltafuse.calls import check_calls
 from deltafuse.errors import UserError
 from deltafuse.graph import Graph
-from deltafuse.protobuf import LENGTH, VARINT, OverrunError, WireError, fields
+from deltafuse.messages import decoded
+from deltafuse.protobuf import LENGTH, VARINT, NestedError, OverrunError, WireError, fields
 from deltafuse.scanner import Declaration, Scanner
 from deltafuse.tensors import TensorHead, read_tensor, text_entry
 
@@ -70,10 +73,16 @@ class Model:
 
     @cached_property
     def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
-        """The functions the model defines, decoded, by domain and name; none of a name that has overloads."""
-        decoded = [onnx.FunctionProto.FromString(bytes(self.data[start:end])) for start, end in self.functions]
-        names = Counter((function.domain, function.name) for function in decoded)
-        return {(f.domain, f.name): f for f in decoded if names[f.domain, f.name] == 1}
+        """The functions the model defines, decoded, by domain and name; none of a name that has overloads.
+
+        Raises:
+            UserError: ``not-onnx``, ``function-recursive``, ``function-too-large``.
+        """
+        found = [decoded(onnx.FunctionProto, bytes(self.data[slice(*span)]), "a function") for span in self.functions]
+        names = Counter((function.domain, function.name) for function in found)
+        functions = {(f.domain, f.name): f for f in found if names[f.domain, f.name] == 1}
+        check_calls(functions)
+        return functions
 
     @property
     def mapped(self) -> mmap.mmap:
@@ -85,7 +94,8 @@ def scan(path: Path) -> Model:
     """Reads the structure of an ONNX file.
 
     Raises:
-        UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``.
+        UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``,
+            ``nested-too-deep``.
     """
     view = _map(path)
     with no_garbage_collection():
@@ -94,6 +104,8 @@ def scan(path: Path) -> Model:
             return _scan_graphs(path, view, top)
         except _TruncatedError as error:
             raise _cut_short(path, error) from None
+        except NestedError as error:
+            raise UserError("nested-too-deep", f"{path}: {error}, which no reader takes: export it flatter") from None
         except WireError as error:
             raise _not_onnx(path, error) from None
         except UnicodeDecodeError as error:
@@ -135,9 +147,10 @@ def _map(path: Path) -> memoryview:
         found = ", ".join(sorted(p.name for p in path.glob("*.onnx"))[:5]) or "none"
         raise UserError("not-a-file", f"{path} is a folder: give an .onnx file (in it: {found})")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError("not-a-file", f"{path} is a pipe or a device: write what it gives into a file first")
         with path.open("rb") as file:
-            head = file.read(64)
-            if head:
+            if file.read(1):
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         raise UserError("missing-file", f"{path} does not exist: check the path") from None
