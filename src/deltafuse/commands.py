@@ -127,6 +127,8 @@ def _rollback(given: argparse.Namespace) -> int:
             sites=given.sites or None,
             all_records=given.all,
             sidecar=given.sidecar,
+            how=given.external_data,
+            allow_outside=given.allow_outside,
             progress=shown.advance,
         )
     document = plain_document(report)
@@ -147,6 +149,8 @@ def _lower(given: argparse.Namespace) -> int:
             given.output,
             rounding=given.rounding == "on",
             linear_attention=given.linear_attention,
+            external_data=given.external_data,
+            allow_outside=given.allow_outside,
             progress=shown,
         )
     change = f"{report.nodes_before} nodes became {report.nodes_after}"

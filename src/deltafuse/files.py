@@ -47,9 +47,10 @@ def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
 
 @contextmanager
 def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
-    """Opens a temporary file beside `output`, which takes its name when the block ends without an error.
+    """Opens a file that takes the name of `output` when the block ends without an error.
 
-    Until then `output` is what it was; after an error nothing is left behind.
+    Until then `output` is what it was; after an error nothing is left behind. Where the file system can, the file has
+    no name at all until it is finished, so that a process that is killed leaves nothing behind either.
 
     Raises:
         UserError: see `check_output`; ``disk-full``.
@@ -57,8 +58,11 @@ def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
     check_output(output, inputs)
     temporary = output.with_name(f".{output.name[:100]}.{secrets.token_hex(6)}.tmp")
     try:
-        # not tempfile: its files are readable for their owner alone
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        descriptor = _nameless(output.parent)
+        named = descriptor is None
+        if descriptor is None:
+            # not tempfile: its files are readable for their owner alone
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise unwritable(output, error) from None
     try:
@@ -66,6 +70,8 @@ def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+            if not named:
+                _name(file.fileno(), temporary)
         os.replace(temporary, output)
         _sync_folder(output.parent)
     except BaseException as error:
@@ -74,6 +80,24 @@ def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError("disk-full", f"no room left for {output}: free some space or write elsewhere") from None
         raise
+
+
+def _nameless(folder: Path) -> int | None:
+    """A new file without a name, None where there are none such (a Linux file system has them, or not)."""
+    if not os.path.isdir("/proc/self/fd"):  # by which it gets its name
+        return None
+    with suppress(OSError, AttributeError):
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
+    return None
+
+
+def _name(descriptor: int, path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        # with a folder given, the link is followed and not linked itself
+        os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def adopt(temporary: Path, output: Path) -> None:

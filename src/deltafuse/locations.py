@@ -10,6 +10,7 @@ from deltafuse.reasons import TEXTS, Reason
 
 if TYPE_CHECKING:
     from deltafuse.tensors import TensorHead
+    from deltafuse.wire import Model
 
 TEXTS.update(
     {
@@ -26,8 +27,13 @@ TEXTS.update(
 _LONGEST = 4095
 
 
-def locate(folder: Path, location: str) -> Path:
+def locate(folder: Path, location: str, *, allow_outside: bool = False) -> Path:
     """Path of an external data file.
+
+    Args:
+        folder: where the model lies.
+        location: as the model says.
+        allow_outside: the file may lie anywhere.
 
     Raises:
         UserError: ``outside-folder``: the location is absolute or leaves `folder`, by ``..`` or by a symbolic link;
@@ -39,20 +45,21 @@ def locate(folder: Path, location: str) -> Path:
         )
     path = folder / location
     inside = not Path(location).is_absolute() and path.resolve().is_relative_to(folder.resolve())
-    if inside and ".." not in Path(location).parts:
+    if allow_outside or (inside and ".." not in Path(location).parts):
         return path
     raise UserError(
         "outside-folder",
         f"the external data file {location!r} lies outside the model's folder {folder}: "
-        "move it into the folder and save the model again with the new location",
+        "move it into the folder and save the model again with the new location, or, if you know what the file is, "
+        "give --allow-outside",
     )
 
 
-def external_bytes(folder: Path, head: TensorHead, name: str, size: int) -> bytes | Reason:
+def external_bytes(model: Model, head: TensorHead, name: str, size: int) -> bytes | Reason:
     """Reads the `size` bytes of one tensor that lies outside of the model file."""
     location = head.external.get("location", "")
     try:
-        path = locate(folder, location)
+        path = locate(model.path.parent, location, allow_outside=model.allow_outside)
         offset, length = head.offset, head.length or size
     except UserError as error:
         if error.code == "outside-folder":

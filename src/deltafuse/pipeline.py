@@ -137,7 +137,7 @@ def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Foun
 def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None)
-        file = checked(scan(options.model))
+        file = checked(scan(options.model, allow_outside=options.allow_outside))
         model, order = in_order(file)
         kinds = classes.classify(model)
         shapes = Shapes(model)
@@ -267,5 +267,6 @@ def _write(
     with clock.stage("writing"):
         changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)
         built = edits.build(found.file, changes)
-        receipt = record.publish(found.file, built, output, options.record, progress=clock.progress.advance)
+        advance, how = clock.progress.advance, options.external_data
+        receipt = record.publish(found.file, built, output, options.record, progress=advance, how=how)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))

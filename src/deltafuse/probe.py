@@ -137,7 +137,7 @@ def _inline_external(model: Model, body: onnx.GraphProto) -> Reason | None:
         size = head.elements * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         if size > _LARGEST:
             return Reason("constant-too-large", {"name": name, "size": size, "limit": _LARGEST})
-        raw = external_bytes(model.path.parent, head, name, size)
+        raw = external_bytes(model, head, name, size)
         if isinstance(raw, Reason):
             return raw
         tensor.ClearField("external_data")

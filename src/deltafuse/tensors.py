@@ -230,7 +230,7 @@ def read_tensor(model: Model, head: TensorHead, limit: int = 1 << 20) -> npt.NDA
         if not head.external:
             decode = _short_array if len(message) <= _SHORT else _array
             return decode(message, head.form, head.dtype, bool(head.dims))
-        raw = external_bytes(model.path.parent, head, name, size)
+        raw = external_bytes(model, head, name, size)
         if isinstance(raw, Reason):
             return raw
         tensor = onnx.TensorProto.FromString(message)

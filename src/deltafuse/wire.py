@@ -54,6 +54,7 @@ class Model:
         opset_parts, metadata_parts: their fields, by domain and key.
         declarations: every ValueInfoProto of the main graph in the file's order.
         constants: heads of the main graph's initializers, in the file's order, repeated names included.
+        allow_outside: external data may lie outside the model's folder.
     """
 
     path: Path
@@ -70,6 +71,7 @@ class Model:
     metadata_parts: dict[str, tuple[Part, ...]]
     declarations: tuple[Declaration, ...]
     constants: tuple[TensorHead, ...]
+    allow_outside: bool = False
 
     @cached_property
     def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
@@ -90,8 +92,8 @@ class Model:
         return cast("mmap.mmap", self.data.obj)
 
 
-def scan(path: Path) -> Model:
-    """Reads the structure of an ONNX file.
+def scan(path: Path, *, allow_outside: bool = False) -> Model:
+    """Reads the structure of an ONNX file; see `Model` for `allow_outside`.
 
     Raises:
         UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``,
@@ -101,7 +103,7 @@ def scan(path: Path) -> Model:
     with no_garbage_collection():
         try:
             top = _scan_top(view)
-            return _scan_graphs(path, view, top)
+            return replace(_scan_graphs(path, view, top), allow_outside=allow_outside)
         except _TruncatedError as error:
             raise _cut_short(path, error) from None
         except NestedError as error:
