@@ -111,7 +111,7 @@ def carry(
     if output.parent.resolve() == model.path.parent.resolve():
         return Carried(sizes, notes=missing_notes(sizes))
     # what an absolute location names is there for the output too
-    pairs = [(path, locate(output.parent, name)) for name, path in files.items() if not Path(name).is_absolute()]
+    pairs = [(path, _target(output.parent, name)) for name, path in files.items() if not Path(name).is_absolute()]
     todo = [pair for pair in pairs if not _is_there(*pair)]
     if todo and how == "keep":
         raise UserError(
@@ -180,6 +180,21 @@ def _external(data: Bytes, parts: Sequence[tuple[int, int]]) -> Iterator[TensorH
         yield head
 
 
+def _target(folder: Path, location: str) -> Path:
+    path = folder / location
+    if path.is_symlink():
+        raise _linked(path)
+    return locate(folder, location)
+
+
+def _linked(path: Path) -> UserError:
+    return UserError(
+        "external-data-linked",
+        f"{path} is a link, which readers of external data refuse and through which a later save would change other "
+        "data: remove it, so that a copy is made",
+    )
+
+
 def _is_there(source: Path, target: Path) -> bool:
     """Whether the data already stands at the target.
 
@@ -192,14 +207,10 @@ def _is_there(source: Path, target: Path) -> bool:
             f"the external data file {source} is missing and must be copied beside the output: "
             "put it beside the model, or write the output into the model's folder",
         )
-    if target.is_symlink() or (target.exists() and target.samefile(source) and target.stat().st_nlink > 1):
-        raise UserError(
-            "external-data-linked",
-            f"{target} is a link, which readers of external data refuse and through which a later save would change "
-            "other data: remove it, so that a copy is made",
-        )
     if not target.exists():
         return False
+    if target.samefile(source) and target.stat().st_nlink > 1:
+        raise _linked(target)
     if target.samefile(source) or same_content(source, target):
         return True
     raise UserError(
