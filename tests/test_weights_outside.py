@@ -1,4 +1,4 @@
-"""Real exports whose weights lie in other files: fused, rolled back, loaded, saved again; whatever folder they go to."""
+"""Real exports whose weights lie in other files: fused, rolled back, loaded, saved again, in any folder."""
 
 from __future__ import annotations
 

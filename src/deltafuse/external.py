@@ -16,6 +16,7 @@ import numpy as np
 
 from deltafuse.copies import copy_file, same_content
 from deltafuse.errors import UserError
+from deltafuse.files import clear
 from deltafuse.locations import locate
 from deltafuse.options import ExternalData
 from deltafuse.protobuf import LENGTH, Bytes, fields
@@ -86,6 +87,7 @@ def carry(
     *,
     also: Iterable[str] = (),
     how: ExternalData | None = None,
+    alone: bool = False,
 ) -> Carried:
     """Sees to it that the data stands beside the output: left where it is in the same folder, else copied.
 
@@ -98,6 +100,7 @@ def carry(
         progress: is called with bytes copied and bytes in all.
         also: locations of further data files.
         how: see `deltafuse.options.FuseOptions`.
+        alone: no other process writes there, so that what killed ones left can be cleared away.
 
     Raises:
         UserError: what `data_files` raises; ``output-is-data``; where data must be copied ``external-data-missing``,
@@ -112,6 +115,8 @@ def carry(
         return Carried(sizes, notes=missing_notes(sizes))
     # what an absolute location names is there for the output too
     pairs = [(path, _target(output.parent, name)) for name, path in files.items() if not Path(name).is_absolute()]
+    if alone:
+        clear(target for _, target in pairs)
     todo = [pair for pair in pairs if not _is_there(*pair)]
     if todo and how == "keep":
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -12,7 +13,10 @@ from typing import BinaryIO
 
 from deltafuse.errors import UserError
 
-__all__ = ["adopt", "atomic", "check_output", "unwritable"]
+__all__ = ["adopt", "atomic", "check_output", "clear", "unwritable"]
+
+#: What a file is called until it is finished, and how much of its own name is in that.
+_TEMPORARY, _NAME = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL), 100
 
 
 def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
@@ -56,7 +60,7 @@ def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
         UserError: see `check_output`; ``disk-full``.
     """
     check_output(output, inputs)
-    temporary = output.with_name(f".{output.name[:100]}.{secrets.token_hex(6)}.tmp")
+    temporary = output.with_name(f".{output.name[:_NAME]}.{secrets.token_hex(6)}.tmp")
     try:
         descriptor = _nameless(output.parent)
         named = descriptor is None
@@ -77,9 +81,15 @@ def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError("disk-full", f"no room left for {output}: free some space or write elsewhere") from None
+        if isinstance(error, OSError) and error.filename is None:
+            raise _unfinished(output, error) from None
         raise
+
+
+def _unfinished(output: Path, error: OSError) -> UserError:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return unwritable(output, error)
+    return UserError("disk-full", f"no room for {output} ({error.strerror}): free some space or write elsewhere")
 
 
 def _nameless(folder: Path) -> int | None:
@@ -106,6 +116,19 @@ def adopt(temporary: Path, output: Path) -> None:
         os.fsync(file.fileno())
     os.replace(temporary, output)
     _sync_folder(output.parent)
+
+
+def clear(outputs: Iterable[Path]) -> None:
+    """Removes what processes that were killed while they wrote these files left of them; nobody may be writing them."""
+    names: dict[Path, set[str]] = {}
+    for output in outputs:
+        names.setdefault(output.parent, set()).add(output.name[:_NAME])
+    for folder, wanted in names.items():
+        for path in folder.iterdir() if folder.is_dir() else ():
+            found = _TEMPORARY.fullmatch(path.name)
+            if found and found[1] in wanted:
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

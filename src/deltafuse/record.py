@@ -15,7 +15,7 @@ import onnx
 from deltafuse.edits import Edit, Writer, append_metadata, apply
 from deltafuse.errors import UserError
 from deltafuse.external import carry, undo
-from deltafuse.files import atomic, check_output
+from deltafuse.files import atomic, check_output, clear
 from deltafuse.options import ExternalData
 from deltafuse.patch import Digest, Entry, Record, decode, encode, from_text, to_text
 from deltafuse.sidecars import KEY, SIDECAR, older, pointer_text, read_sidecar, replacing, sidecar_file, sidecar_path
@@ -129,8 +129,10 @@ def publish(
     side = sidecar_path(output) if mode == "sidecar" else None
     for path in filter(None, (output, side)):
         check_output(path, [model.path])
-    with turn(output.parent):
-        carried = carry(model, output, progress, how=how)
+    with turn(output.parent) as alone:
+        if alone:
+            clear(filter(None, (output, side)))
+        carried = carry(model, output, progress, how=how, alone=alone)
         try:
             if mode != "none":
                 edits = _without_old_record(model, edits)

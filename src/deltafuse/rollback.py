@@ -221,8 +221,8 @@ def _finish(
     """Gives the last step's file its place, and brings the external data there."""
     locations = dict.fromkeys(name for step in steps for name in step.record.external)
     last = steps[-1]
-    with turn(output.parent):
-        carried = carry(model, output, progress, also=locations, how=how)
+    with turn(output.parent) as alone:
+        carried = carry(model, output, progress, also=locations, how=how, alone=alone)
         side = sidecar_path(output)
         try:
             with replacing(side, lambda path: is_of(output, path)) if last.sidecar else nullcontext():

@@ -17,15 +17,16 @@ _PREFIX = ".deltafuse-"
 
 
 @contextmanager
-def turn(folder: Path) -> Generator[None]:
+def turn(folder: Path) -> Generator[bool]:
     """Waits until no other process of ours writes into a folder, and has the others wait for the block.
 
     Two runs on one output then come one after the other, each with its data and its record. The lock is the kernel's
-    and ends with the process, however that ends. Where a file system has no locks nothing is waited for.
+    and ends with the process, however that ends. Where a file system has no locks nothing is waited for, and the block
+    is given False.
     """
     descriptor = _locked(folder, wait=True)
     try:
-        yield
+        yield descriptor is not None
     finally:
         if descriptor is not None:
             os.close(descriptor)
