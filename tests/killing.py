@@ -23,7 +23,9 @@ from deltafuse.wire import scan
 
 MOMENTS = 50
 #: Calls that change what the next process finds.
-CALLS = tuple("open link replace fsync copy_file_range ftruncate utime unlink mkdir rmdir close".split())
+CALLS = tuple(
+    ["open", "link", "replace", "fsync", "copy_file_range", "ftruncate", "utime", "unlink", "mkdir", "rmdir", "close"]
+)
 
 
 def digest(path: Path) -> str:
@@ -131,7 +133,7 @@ def kill_at_calls(stage: Stage) -> list[str]:
         left = [len(found)]
 
         def prepare(left: list[int] = left) -> None:
-            for name in CALLS:
+            for name in CALLS.split():
                 setattr(os, name, counted(getattr(os, name), left))
 
         _, status = os.waitpid(stage.child(prepare), 0)
