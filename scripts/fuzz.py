@@ -1,5 +1,7 @@
-"""Mutates real exports field by field, fuses what comes of it and looks that nothing goes wrong: no traceback, no hang,
-no output that does not load or roll back where the input loads, no fusion that is not equal to what it replaced.
+"""Mutates real exports field by field, fuses what comes of it and looks that nothing goes wrong.
+
+No traceback, no hang, no output that does not load or roll back where the input loads, no fusion that is not equal to
+what it replaced.
 
     python scripts/fuzz.py --cases 10000 --seed 1
 """

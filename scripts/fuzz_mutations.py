@@ -12,9 +12,10 @@ from google.protobuf.message import Message
 
 __all__ = ["mutate"]
 
-_INTEGERS = (0, 1, -1, 2, 3, 7, 8, 16, 17, 27, 64, 127, 128, 999, 1 << 31, (1 << 31) - 1, 1 << 40, (1 << 63) - 1, -(1 << 63))
+_INTEGERS = (0, 1, -1, 2, 3, 7, 8, 16, 17, 27, 64, 127, 999, 1 << 31, (1 << 31) - 1, 1 << 40, (1 << 63) - 1, -(1 << 63))
 _FLOATS = (0.0, 1.0, -1.0, 0.5, 2.0, 1e-30, 1e30, float("inf"), float("nan"))
-_INT_TYPES = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_ENUM)
+_NARROW = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_ENUM)
+_INT_TYPES = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64, *_NARROW)
 _FLOAT_TYPES = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 
 Place = tuple[Message, FieldDescriptor]
@@ -29,9 +30,7 @@ def mutate(model: onnx.ModelProto, rng: random.Random) -> tuple[bytes, list[str]
     """
     mutant = onnx.ModelProto()
     mutant.CopyFrom(model)
-    changes: list[str] = []
-    for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        changes.append(_change(mutant, rng))
+    changes = [_change(mutant, rng) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
     content = mutant.SerializeToString()
     if rng.random() < 0.1:
         content, change = _bytes(bytearray(content), rng)
@@ -149,10 +148,9 @@ def _value(model: onnx.ModelProto, old: Any, field: FieldDescriptor, rng: random
     if field.type in _INT_TYPES:
         near = old + rng.choice((-1, 1, 2))
         value = near if rng.random() < 0.5 else rng.choice(_INTEGERS)
-        narrow = field.type in (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_ENUM)
         if field.type == FieldDescriptor.TYPE_ENUM and field.enum_type.is_closed:
             return rng.choice(field.enum_type.values).number
-        low, high = (-(1 << 31), (1 << 31) - 1) if narrow else (-(1 << 63), (1 << 63) - 1)
+        low, high = (-(1 << 31), (1 << 31) - 1) if field.type in _NARROW else (-(1 << 63), (1 << 63) - 1)
         low = 0 if field.type == FieldDescriptor.TYPE_UINT64 else low
         return min(max(value, low), high)
     if field.type in _FLOAT_TYPES:

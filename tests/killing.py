@@ -23,9 +23,7 @@ from deltafuse.wire import scan
 
 MOMENTS = 50
 #: Calls that change what the next process finds.
-CALLS = tuple(
-    ["open", "link", "replace", "fsync", "copy_file_range", "ftruncate", "utime", "unlink", "mkdir", "rmdir", "close"]
-)
+CALLS = ("open", "link", "replace", "fsync", "copy_file_range", "ftruncate", "utime", "unlink", "mkdir", "rmdir")
 
 
 def digest(path: Path) -> str:
@@ -133,7 +131,7 @@ def kill_at_calls(stage: Stage) -> list[str]:
         left = [len(found)]
 
         def prepare(left: list[int] = left) -> None:
-            for name in CALLS.split():
+            for name in CALLS:
                 setattr(os, name, counted(getattr(os, name), left))
 
         _, status = os.waitpid(stage.child(prepare), 0)

@@ -18,6 +18,7 @@ from deltafuse import calls, limits
 from deltafuse.diagnosis import explained
 from deltafuse.errors import UserError
 from deltafuse.protobuf import write_field
+from deltafuse.wire import scan
 from deltafuse.worker import Worker
 from exports import export
 
@@ -409,6 +410,18 @@ def test_an_initializer_twice_with_the_same_bytes_is_no_fault(fuse: Fuse, tmp_pa
         model.graph.initializer.extend([helper.make_tensor("twice", TensorProto.FLOAT, [1], [1.0])] * 2)
 
     assert fuse(hostile(twice, tmp_path), "-o", tmp_path / "fused.onnx").exit == 0
+
+
+def test_a_constant_that_says_it_is_of_another_type_is_none(tmp_path: Path) -> None:
+    def of_other_type(model: ModelProto) -> None:
+        of(model, "Constant")[0].attribute[0].type = onnx.AttributeProto.FLOATS
+
+    def nameless(model: ModelProto) -> bytes:
+        return model.SerializeToString().replace(b"\x0a\x05value\x2a", b"\x0a\x05valu\xff\x2a")
+
+    for change, known in ((of_other_type, False), (nameless, False), (lambda _: None, True)):
+        graph = scan(hostile(change, tmp_path)).graph
+        assert (graph.constant_head(graph.op.index("Constant")) is not None) == known
 
 
 def test_random_bits_flipped(fuse: Fuse, tmp_path: Path) -> None:

@@ -38,14 +38,23 @@ _NAMES = {
 _BITS = {onnx.TensorProto.DataType.Value(name): bits for bits, names in _NAMES.items() for name in names.split()}
 #: Constants of at most this many bytes are remembered.
 _SHORT = 128
-_CONSTANT_TYPES: dict[str, int] = {
-    "value_float": onnx.TensorProto.FLOAT,
-    "value_floats": onnx.TensorProto.FLOAT,
-    "value_int": onnx.TensorProto.INT64,
-    "value_ints": onnx.TensorProto.INT64,
-    "value_string": onnx.TensorProto.STRING,
-    "value_strings": onnx.TensorProto.STRING,
+#: Attributes of a Constant that hold numbers or texts -> element type.
+_CONSTANT_TYPES = {
+    b"value_float": onnx.TensorProto.FLOAT,
+    b"value_floats": onnx.TensorProto.FLOAT,
+    b"value_int": onnx.TensorProto.INT64,
+    b"value_ints": onnx.TensorProto.INT64,
+    b"value_string": onnx.TensorProto.STRING,
+    b"value_strings": onnx.TensorProto.STRING,
 }
+#: The type that an attribute of a Constant has; files of old leave it out.
+_ATTRIBUTE_TYPES = {
+    name.encode(): onnx.AttributeProto.AttributeType.Value(kind)
+    for name, kind in (
+        ("value", "TENSOR"), ("sparse_value", "SPARSE_TENSOR"), ("value_float", "FLOAT"), ("value_floats", "FLOATS"),
+        ("value_int", "INT"), ("value_ints", "INTS"), ("value_string", "STRING"), ("value_strings", "STRINGS"),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +164,35 @@ def sparse_head(data: Bytes, parts: Sequence[tuple[int, int]]) -> TensorHead:
 def constant_head(data: Bytes, attributes: Sequence[tuple[int, int]]) -> TensorHead | None:
     """The head of what a Constant node with these attributes holds, None where it holds nothing known."""
     for start, end in attributes:
-        name, tensors, sparse, lengths = b"", list[tuple[int, int]](), list[tuple[int, int]](), 0
-        for number, wire, _, begin, stop, _ in fields(data, start, end):
-            if number == 1:
-                name = bytes(data[begin:stop])
-            elif number == 5:
-                tensors.append((begin, stop))
-            elif number == 22:
-                sparse.append((begin, stop))
-            elif number in (7, 8, 9):
-                lengths += _count(data, number, wire, begin, stop)
+        name, tensors, sparse, lengths = _constant_fields(data, start, end)
         if name == b"value" and tensors:
             return tensor_head(data, tensors)
         if name == b"sparse_value" and sparse:
             return sparse_head(data, sparse)
-        dtype = _CONSTANT_TYPES.get(name.decode())
+        dtype = _CONSTANT_TYPES.get(name)
         if dtype is not None:
             return TensorHead("", dtype, (lengths,) if name.endswith(b"s") else (), start, end, form="attribute")
     return None
+
+
+def _constant_fields(
+    data: Bytes, start: int, end: int
+) -> tuple[bytes, list[tuple[int, int]], list[tuple[int, int]], int]:
+    """Name, tensors, sparse tensors and number of elements; no name where the attribute says it is of another type."""
+    name, tensors, sparse, lengths, kind = b"", list[tuple[int, int]](), list[tuple[int, int]](), 0, 0
+    for number, wire, value, begin, stop, _ in fields(data, start, end):
+        if number == 1:
+            name = bytes(data[begin:stop])
+        elif number == 5:
+            tensors.append((begin, stop))
+        elif number == 22:
+            sparse.append((begin, stop))
+        elif number in (7, 8, 9):
+            lengths += _count(data, number, wire, begin, stop)
+        elif number == 20:
+            kind = value
+    # runtimes go by the type that is stated, whatever is filled
+    return name if kind in (0, _ATTRIBUTE_TYPES.get(name, 0)) else b"", tensors, sparse, lengths
 
 
 @lru_cache(maxsize=4096)
