@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -188,14 +189,14 @@ def test_locations_outside_the_folder_are_refused(tmp_path: Path, location: str)
 def test_outside_data_on_request(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "blob").write_bytes(bytes(16))
-    scanned = _model(tmp_path / "in", str(tmp_path / "absolute.bin"))
+    scanned = replace(_model(tmp_path / "in", str(tmp_path / "absolute.bin")), allow_outside=True)
     (tmp_path / "in" / "link.bin").symlink_to(tmp_path / "store" / "blob")
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "m.onnx"
-    carried = external.carry(scanned, output, also=["link.bin"], allow_outside=True)
+    carried = external.carry(scanned, output, also=["link.bin"])
     assert carried.copied == (tmp_path / "out" / "link.bin",)
     assert not (tmp_path / "out" / "link.bin").is_symlink()
-    assert _code(lambda: external.carry(scanned, output, also=["../x.bin"], allow_outside=True)) in (
+    assert _code(lambda: external.carry(scanned, output, also=["../x.bin"])) in (
         "outside-folder",
         "external-data-missing",
     )

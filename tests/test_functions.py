@@ -183,8 +183,8 @@ def test_shapes_and_types_go_through_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("functions", "code"),
     [
-        ({"Fun": "my.Fun"}, "function-calls-itself"),
-        ({"Fun": "my.Other", "Other": "my.Fun"}, "function-calls-itself"),
+        ({"Fun": "my.Fun"}, "function-recursive"),
+        ({"Fun": "my.Other", "Other": "my.Fun"}, "function-recursive"),
         ({"Fun": "my.Other", "Other": "Neg"}, ""),
     ],
 )

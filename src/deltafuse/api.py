@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from deltafuse.options import (
     DEFAULT_TARGET,
     DEFAULT_TIMEOUT,
     AttentionMode,
     Boundary,
+    ExternalData,
     Form,
     FuseOptions,
     Operator,
@@ -44,6 +45,25 @@ def _paths(given: AnyPath | Sequence[AnyPath]) -> tuple[Path, ...]:
     return (Path(given),) if isinstance(given, str | PathLike) else tuple(map(Path, given))
 
 
+class _Choices(TypedDict):
+    sites: tuple[str, ...]
+    skip_sites: tuple[str, ...]
+    rules: tuple[str, ...]
+    patterns: tuple[Path, ...]
+
+
+def _choices(
+    sites: Sequence[str], skip_sites: Sequence[str], rules: Sequence[str], patterns: AnyPath | Sequence[AnyPath]
+) -> _Choices:
+    """What to look for, as the options have it."""
+    return {
+        "sites": _texts(sites),
+        "skip_sites": _texts(skip_sites),
+        "rules": _texts(rules),
+        "patterns": _paths(patterns),
+    }
+
+
 def fuse(
     model: AnyPath,
     output: AnyPath | None = None,
@@ -62,6 +82,8 @@ def fuse(
     signature: str | None = None,
     allow_bf16_to_fp16: bool = False,
     record: RecordMode = "embed",
+    external_data: ExternalData | None = None,
+    allow_outside: bool = False,
     keep_going: bool = False,
     strict: bool = False,
     dry_run: bool = False,
@@ -85,10 +107,7 @@ def fuse(
         target=target,
         form=form,
         op=op,
-        sites=_texts(sites),
-        skip_sites=_texts(skip_sites),
-        rules=_texts(rules),
-        patterns=_paths(patterns),
+        **_choices(sites, skip_sites, rules, patterns),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,
@@ -97,6 +116,8 @@ def fuse(
         allow_bf16_to_fp16=allow_bf16_to_fp16,
         timeout=timeout,
         record=record,
+        external_data=external_data,
+        allow_outside=allow_outside,
         keep_going=keep_going,
         strict=strict,
         dry_run=dry_run,
@@ -120,6 +141,7 @@ def inspect(
     boundary: Boundary | None = None,
     signature: str | None = None,
     allow_bf16_to_fp16: bool = False,
+    allow_outside: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     extract: AnyPath | None = None,
     progress: Progress | None = None,
@@ -140,16 +162,14 @@ def inspect(
         target=target,
         form=form,
         op=op,
-        sites=_texts(sites),
-        skip_sites=_texts(skip_sites),
-        rules=_texts(rules),
-        patterns=_paths(patterns),
+        **_choices(sites, skip_sites, rules, patterns),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,
         boundary=boundary,
         signature=signature,
         allow_bf16_to_fp16=allow_bf16_to_fp16,
+        allow_outside=allow_outside,
         timeout=timeout,
         extract=None if extract is None else Path(extract),
     )
@@ -186,6 +206,8 @@ def rollback(
     sites: Sequence[str] = (),
     all_records: bool = False,
     sidecar: AnyPath | None = None,
+    external_data: ExternalData | None = None,
+    allow_outside: bool = False,
     progress: Progress | None = None,
 ) -> RollbackReport:
     """Gives back the model that a fused one was made from, as ``fuse rollback FUSED -o MODEL`` does.
@@ -200,6 +222,8 @@ def rollback(
         sites: shell-style patterns: restore only these; empty for all.
         all_records: undo every fuse, not just the last.
         sidecar: the record, where it was written beside the model.
+        external_data: see `FuseOptions`.
+        allow_outside: see `FuseOptions`.
         progress: told about stages.
 
     Returns:
@@ -215,6 +239,8 @@ def rollback(
         sites=_texts(sites) or None,
         all_records=all_records,
         sidecar=None if sidecar is None else Path(sidecar),
+        how=external_data,
+        allow_outside=allow_outside,
         progress=shown.advance,
     )
 
@@ -225,6 +251,8 @@ def lower(
     *,
     rounding: bool = True,
     linear_attention: AttentionMode = "auto",
+    external_data: ExternalData | None = None,
+    allow_outside: bool = False,
     progress: Progress | None = None,
 ) -> LowerReport:
     """Writes a fused model with plain operators in place of the fused ones, as ``fuse lower FUSED -o RUNNABLE`` does.
@@ -240,6 +268,8 @@ def lower(
         rounding: round operands and results as the kernels do; else keep the unfused graph's own precision.
         linear_attention: lower LinearAttention and CausalConvWithState where the installed onnxruntime lacks them,
             always, or never.
+        external_data: see `FuseOptions`.
+        allow_outside: see `FuseOptions`.
         progress: told about stages.
 
     Returns:
@@ -247,4 +277,12 @@ def lower(
     """
     from deltafuse.lower import lower as run
 
-    return run(Path(fused), Path(output), rounding=rounding, linear_attention=linear_attention, progress=progress)
+    return run(
+        Path(fused),
+        Path(output),
+        rounding=rounding,
+        linear_attention=linear_attention,
+        external_data=external_data,
+        allow_outside=allow_outside,
+        progress=progress,
+    )

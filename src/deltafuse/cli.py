@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import sys
 import traceback
@@ -70,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text = "no room left on a disk, that of temporary files maybe: free some space, or set TMPDIR"
+            return _fail(as_json, EXIT_USER, "disk-full", text, arguments)
         if error.filename is None:
             return _bug(as_json, error, arguments)
         return _fail(as_json, EXIT_USER, "file", f"cannot use {error.filename}: {error.strerror}", arguments)

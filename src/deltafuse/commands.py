@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast, get_args
 
 from deltafuse.console import progress
+from deltafuse.diagnosis import explained
 from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions, Operator
 from deltafuse.report import SCHEMA, Document, fuse_document, listing_document, plain_document, write
@@ -16,7 +17,8 @@ from deltafuse.report import SCHEMA, Document, fuse_document, listing_document, 
 
 def run(name: str, given: argparse.Namespace) -> int:
     """Runs a command; the exit code is what its report says."""
-    return COMMANDS[name](given)
+    with explained(*(getattr(given, key, None) for key in _MODELS)):
+        return COMMANDS[name](given)
 
 
 def fuse_options(given: argparse.Namespace) -> FuseOptions:
@@ -125,6 +127,8 @@ def _rollback(given: argparse.Namespace) -> int:
             sites=given.sites or None,
             all_records=given.all,
             sidecar=given.sidecar,
+            how=given.external_data,
+            allow_outside=given.allow_outside,
             progress=shown.advance,
         )
     document = plain_document(report)
@@ -145,6 +149,8 @@ def _lower(given: argparse.Namespace) -> int:
             given.output,
             rounding=given.rounding == "on",
             linear_attention=given.linear_attention,
+            external_data=given.external_data,
+            allow_outside=given.allow_outside,
             progress=shown,
         )
     change = f"{report.nodes_before} nodes became {report.nodes_after}"
@@ -234,6 +240,8 @@ _MODES = {
     "in-place": "the file was edited since the fuse; sites were put back one by one and the edits are kept",
 }
 _PART = "the named sites are as they were before the fuse; the rest of the file is as fuse wrote it"
+#: Options that name a model which is read.
+_MODELS = ("model", "unfused", "fused")
 _FIELDS = frozenset(field.name for field in dataclasses.fields(FuseOptions))
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "fuse": _fuse,

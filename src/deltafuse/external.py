@@ -6,8 +6,6 @@ through the link would change the original) and never loaded.
 
 from __future__ import annotations
 
-import errno
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
+from deltafuse.copies import copy_file, same_content
 from deltafuse.errors import UserError
-from deltafuse.files import atomic, unwritable
+from deltafuse.files import clear
+from deltafuse.locations import locate
+from deltafuse.options import ExternalData
 from deltafuse.protobuf import LENGTH, Bytes, fields
-from deltafuse.tensors import TensorHead, locate, tensor_head
+from deltafuse.tensors import TensorHead, tensor_head
 from deltafuse.wire import Model
 
-__all__ = ["Carried", "carry", "copy_file", "data_files", "external_tensors", "undo"]
+__all__ = ["Carried", "carry", "data_files", "external_tensors", "undo"]
 
 Progress = Callable[[int, int], None]
-#: linux/fs.h: share the extents of a whole file, copy on write
-_FICLONE = 0x40049409
-_CHUNK = 16 << 20
 #: which fields of a message are, or hold, tensors: message -> field -> message of the field
 _HOLDERS: dict[str, dict[int, str]] = {
     "attribute": {5: "tensor", 10: "tensor", 22: "sparse", 23: "sparse", 6: "graph", 11: "graph"},
@@ -65,17 +63,15 @@ def external_tensors(model: Model) -> tuple[TensorHead, ...]:
     return tuple(found)
 
 
-def data_files(model: Model, also: Iterable[str] = (), *, allow_outside: bool = False) -> dict[str, Path]:
+def data_files(model: Model, also: Iterable[str] = ()) -> dict[str, Path]:
     """Location -> path of every external data file, and of the locations in `also`, in order of first mention.
 
     Raises:
-        UserError: ``outside-folder``, unless `allow_outside`.
+        UserError: ``outside-folder``, unless the model may have data anywhere; ``external-data-damaged``.
     """
-    folder = model.path.parent
+    folder, outside = model.path.parent, model.allow_outside
     locations = dict.fromkeys([head.external.get("location", "") for head in external_tensors(model)] + [*also])
-    if allow_outside:
-        return {location: folder / location for location in locations}
-    return {location: locate(folder, location) for location in locations}
+    return {location: locate(folder, location, allow_outside=outside) for location in locations}
 
 
 def missing_notes(sizes: Mapping[str, int | None]) -> tuple[str, ...]:
@@ -90,29 +86,45 @@ def carry(
     progress: Progress | None = None,
     *,
     also: Iterable[str] = (),
-    allow_outside: bool = False,
+    how: ExternalData | None = None,
+    alone: bool = False,
 ) -> Carried:
     """Sees to it that the data stands beside the output: left where it is in the same folder, else copied.
+
+    Where data may lie outside of the model's folder, that of absolute locations is left there, and that behind a
+    symbolic link is copied into the output's folder.
 
     Args:
         model: the model whose data it is; its folder is where the data lies.
         output: the model file that will be written.
         progress: is called with bytes copied and bytes in all.
         also: locations of further data files.
-        allow_outside: data may lie outside the model's folder: that of absolute locations is left there, that behind
-            a symbolic link is copied into the output's folder.
+        how: see `deltafuse.options.FuseOptions`.
+        alone: no other process writes there, so that what killed ones left can be cleared away.
 
     Raises:
-        UserError: ``outside-folder``; ``external-data-missing`` and ``external-data-differs`` where it must be copied.
+        UserError: what `data_files` raises; ``output-is-data``; where data must be copied ``external-data-missing``,
+            ``external-data-differs``, ``external-data-linked``, ``external-data-elsewhere`` and ``no-reflink``.
     """
-    files = data_files(model, also, allow_outside=allow_outside)
+    files = data_files(model, also)
+    for name, path in files.items():
+        if output.resolve() in (path.resolve(), (output.parent / name).resolve()):
+            raise UserError("output-is-data", f"{output} is where external data of the model goes: give another path")
     sizes = {location: path.stat().st_size if path.is_file() else None for location, path in files.items()}
     if output.parent.resolve() == model.path.parent.resolve():
         return Carried(sizes, notes=missing_notes(sizes))
     # what an absolute location names is there for the output too
-    pairs = [(path, locate(output.parent, name)) for name, path in files.items() if not Path(name).is_absolute()]
+    pairs = [(path, _target(output.parent, name)) for name, path in files.items() if not Path(name).is_absolute()]
+    if alone:
+        clear(target for _, target in pairs)
     todo = [pair for pair in pairs if not _is_there(*pair)]
-    return Carried(sizes, _copy_all(todo, progress))
+    if todo and how == "keep":
+        raise UserError(
+            "external-data-elsewhere",
+            f"the model's external data {todo[0][0]} does not stand beside {output}: put it there, write the output "
+            "into the model's folder, or let the data be copied with --external-data copy",
+        )
+    return Carried(sizes, _copy_all(todo, progress, how))
 
 
 def undo(carried: Carried) -> None:
@@ -173,6 +185,21 @@ def _external(data: Bytes, parts: Sequence[tuple[int, int]]) -> Iterator[TensorH
         yield head
 
 
+def _target(folder: Path, location: str) -> Path:
+    path = folder / location
+    if path.is_symlink():
+        raise _linked(path)
+    return locate(folder, location)
+
+
+def _linked(path: Path) -> UserError:
+    return UserError(
+        "external-data-linked",
+        f"{path} is a link, which readers of external data refuse and through which a later save would change other "
+        "data: remove it, so that a copy is made",
+    )
+
+
 def _is_there(source: Path, target: Path) -> bool:
     """Whether the data already stands at the target.
 
@@ -187,7 +214,9 @@ def _is_there(source: Path, target: Path) -> bool:
         )
     if not target.exists():
         return False
-    if target.samefile(source) or _same_content(source, target):
+    if target.samefile(source) and target.stat().st_nlink > 1:
+        raise _linked(target)
+    if target.samefile(source) or same_content(source, target):
         return True
     raise UserError(
         "external-data-differs",
@@ -195,96 +224,19 @@ def _is_there(source: Path, target: Path) -> bool:
     )
 
 
-def _same_content(source: Path, target: Path) -> bool:
-    ours, theirs = source.stat(), target.stat()
-    if ours.st_size != theirs.st_size:
-        return False
-    if ours.st_mtime_ns == theirs.st_mtime_ns:
-        return True
-    with source.open("rb") as left, target.open("rb") as right:
-        while chunk := left.read(_CHUNK):
-            if chunk != right.read(_CHUNK):
-                return False
-    return True
-
-
-def _copy_all(pairs: Sequence[tuple[Path, Path]], progress: Progress | None) -> tuple[Path, ...]:
+def _copy_all(
+    pairs: Sequence[tuple[Path, Path]], progress: Progress | None, how: ExternalData | None
+) -> tuple[Path, ...]:
     total, done = sum(source.stat().st_size for source, _ in pairs), 0
     made: list[Path] = []
     try:
         for source, target in pairs:
-            _make_folder(target)
-            _copy(source, target, lambda count, done=done: progress(done + count, total) if progress else None)
+            copy_file(
+                source, target, how, lambda count, done=done: progress(done + count, total) if progress else None
+            )
             made.append(target)
             done += source.stat().st_size
     except BaseException:
         undo(Carried({}, tuple(made)))
         raise
     return tuple(made)
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copies a file, reflinked where the file system can, with its time stamps."""
-    _make_folder(target)
-    _copy(source, target, lambda _: None)
-
-
-def _make_folder(target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(target, error) from None
-
-
-def _copy(source: Path, target: Path, progress: Callable[[int], None]) -> None:
-    if not os.access(source, os.R_OK):
-        raise UserError("unreadable", f"the external data file {source} cannot be read: check its permissions")
-    with source.open("rb", buffering=0) as reader, atomic(target, [source]) as writer:
-        size = os.fstat(reader.fileno()).st_size
-        if not _reflink(reader.fileno(), writer.fileno()):
-            os.ftruncate(writer.fileno(), size)
-            for start, end in _extents(reader.fileno(), size):
-                _copy_range(reader.fileno(), writer.fileno(), start, end, progress)
-        progress(size)
-        status = os.fstat(reader.fileno())
-        # the same time stamp tells the next run that the copy is up to date
-        os.utime(writer.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _reflink(reader: int, writer: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return False
-    try:
-        fcntl.ioctl(writer, _FICLONE, reader)
-    except OSError:
-        return False
-    return True
-
-
-def _extents(reader: int, size: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file that hold data; a sparse file has holes between them."""
-    position = 0
-    while position < size:
-        try:
-            start = os.lseek(reader, position, os.SEEK_DATA)
-            stop = os.lseek(reader, start, os.SEEK_HOLE)
-        except (OSError, AttributeError) as error:
-            # ENXIO: nothing but a hole up to the end. Anything else: holes cannot be asked for here
-            start, stop = (size if getattr(error, "errno", None) == errno.ENXIO else position), size
-        yield start, stop
-        position = stop
-
-
-def _copy_range(reader: int, writer: int, start: int, end: int, progress: Callable[[int], None]) -> None:
-    while start < end:
-        size = min(_CHUNK, end - start)
-        try:
-            count = os.copy_file_range(reader, writer, size, start, start)
-        except (OSError, AttributeError):
-            count = os.pwrite(writer, os.pread(reader, size, start), start)
-        if not count:
-            raise UserError("external-data-changed", "an external data file shrank while it was copied: run again")
-        start += count
-        progress(start)

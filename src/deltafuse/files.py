@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -12,7 +13,10 @@ from typing import BinaryIO
 
 from deltafuse.errors import UserError
 
-__all__ = ["adopt", "atomic", "check_output", "unwritable"]
+__all__ = ["adopt", "atomic", "check_output", "clear", "unwritable"]
+
+#: What a file is called until it is finished, and how much of its own name is in that.
+_TEMPORARY, _NAME = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL), 100
 
 
 def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
@@ -47,18 +51,22 @@ def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
 
 @contextmanager
 def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
-    """Opens a temporary file beside `output`, which takes its name when the block ends without an error.
+    """Opens a file that takes the name of `output` when the block ends without an error.
 
-    Until then `output` is what it was; after an error nothing is left behind.
+    Until then `output` is what it was; after an error nothing is left behind. Where the file system can, the file has
+    no name at all until it is finished, so that a process that is killed leaves nothing behind either.
 
     Raises:
         UserError: see `check_output`; ``disk-full``.
     """
     check_output(output, inputs)
-    temporary = output.with_name(f".{output.name[:100]}.{secrets.token_hex(6)}.tmp")
+    temporary = output.with_name(f".{output.name[:_NAME]}.{secrets.token_hex(6)}.tmp")
     try:
-        # not tempfile: its files are readable for their owner alone
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        descriptor = _nameless(output.parent)
+        named = descriptor is None
+        if descriptor is None:
+            # not tempfile: its files are readable for their owner alone
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise unwritable(output, error) from None
     try:
@@ -66,14 +74,40 @@ def atomic(output: Path, inputs: Iterable[Path] = ()) -> Generator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+            if not named:
+                _name(file.fileno(), temporary)
         os.replace(temporary, output)
         _sync_folder(output.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError("disk-full", f"no room left for {output}: free some space or write elsewhere") from None
+        if isinstance(error, OSError) and error.filename is None:
+            raise _unfinished(output, error) from None
         raise
+
+
+def _unfinished(output: Path, error: OSError) -> UserError:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return unwritable(output, error)
+    return UserError("disk-full", f"no room for {output} ({error.strerror}): free some space or write elsewhere")
+
+
+def _nameless(folder: Path) -> int | None:
+    """A new file without a name, None where there are none such (a Linux file system has them, or not)."""
+    if not os.path.isdir("/proc/self/fd"):  # by which it gets its name
+        return None
+    with suppress(OSError, AttributeError):
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
+    return None
+
+
+def _name(descriptor: int, path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        # with a folder given, the link is followed and not linked itself
+        os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def adopt(temporary: Path, output: Path) -> None:
@@ -82,6 +116,19 @@ def adopt(temporary: Path, output: Path) -> None:
         os.fsync(file.fileno())
     os.replace(temporary, output)
     _sync_folder(output.parent)
+
+
+def clear(outputs: Iterable[Path]) -> None:
+    """Removes what processes that were killed while they wrote these files left of them; nobody may be writing them."""
+    names: dict[Path, set[str]] = {}
+    for output in outputs:
+        names.setdefault(output.parent, set()).add(output.name[:_NAME])
+    for folder, wanted in names.items():
+        for path in folder.iterdir() if folder.is_dir() else ():
+            found = _TEMPORARY.fullmatch(path.name)
+            if found and found[1] in wanted:
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

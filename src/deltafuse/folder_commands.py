@@ -50,7 +50,13 @@ def rollback(given: argparse.Namespace) -> int:
         raise UserError("usage", "--sidecar is of one model: records beside the models of a folder are found by name")
     with progress() as shown:
         report = rollback_folder(
-            given.fused, given.output, sites=given.sites or None, all_records=given.all, progress=shown
+            given.fused,
+            given.output,
+            sites=given.sites or None,
+            all_records=given.all,
+            progress=shown,
+            how=given.external_data,
+            allow_outside=given.allow_outside,
         )
     if given.json:
         write(_document(report.exit, source=report.source, output=report.output, models=_restored(report)))

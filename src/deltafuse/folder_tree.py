@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from deltafuse.copies import copy_file
 from deltafuse.errors import UserError
-from deltafuse.external import copy_file
 from deltafuse.files import unwritable
+from deltafuse.turns import workspace
 
 _T = TypeVar("_T")
 _SUFFIX = ".onnx"
@@ -100,15 +99,10 @@ def staged(source: Path, output: Path) -> Generator[Stage, None, None]:
         UserError: see `check_output_folder`.
     """
     check_output_folder(source, output)
-    path = output.absolute().with_name(f".{output.absolute().name[:100]}.{secrets.token_hex(6)}.tmp")
-    try:
+    with workspace(output.absolute().parent, output.absolute().name) as work:
+        path = work / "new"
         path.mkdir()
-    except OSError as error:
-        raise unwritable(output, error) from None
-    try:
         yield Stage(path, output)
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def place(root: Path, name: str) -> Path:

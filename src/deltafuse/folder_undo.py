@@ -5,12 +5,13 @@ from __future__ import annotations
 import filecmp
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from deltafuse.errors import UserError
 from deltafuse.folder_tree import copy_rest, named, place, read_tree, staged
 from deltafuse.fused import fused_nodes
-from deltafuse.options import Progress
+from deltafuse.options import ExternalData, Progress
 from deltafuse.record import KEY, sidecar_path
 from deltafuse.rollback import RollbackReport, rollback
 from deltafuse.verify import VerifyReport
@@ -67,7 +68,14 @@ class FolderVerify:
 
 
 def rollback_folder(
-    fused: Path, output: Path, *, sites: Sequence[str] | None, all_records: bool, progress: Progress
+    fused: Path,
+    output: Path,
+    *,
+    sites: Sequence[str] | None,
+    all_records: bool,
+    progress: Progress,
+    how: ExternalData | None = None,
+    allow_outside: bool = False,
 ) -> FolderRollback:
     """Gives back the folder that a fused one was made from, byte for byte.
 
@@ -77,19 +85,22 @@ def rollback_folder(
         sites: globs of site names: only these are restored.
         all_records: undo every fuse, not only the last.
         progress: told about stages.
+        how: what becomes of external data, see `deltafuse.options.FuseOptions`.
+        allow_outside: see there.
 
     Raises:
         UserError: what a single model raises, with its name; ``no-record`` where no model was fused; what is wrong
             with the folders.
     """
     tree = read_tree(fused)
+    undo = partial(rollback, sites=sites, all_records=all_records, how=how, allow_outside=allow_outside)
     with staged(fused, output) as stage:
         found: list[Restored] = []
         for name in tree.models:
             progress.start(f"restoring {name}")
             target = place(stage.path, name)
             path = tree.root / name
-            report = named(name, lambda path=path, target=target: _restored(path, target, sites, all_records))
+            report = named(name, lambda path=path, target=target: _restored(path, target, undo))
             found.append(Restored(name, report and replace(report, output=output / name)))
         if not any(one.report for one in found):
             wanted = "" if sites is None else f" with a site that {', '.join(sites)} names"
@@ -102,13 +113,13 @@ def rollback_folder(
     return FolderRollback(str(fused), str(output), tuple(found), 4 if refused else 0)
 
 
-def _restored(path: Path, target: Path, sites: Sequence[str] | None, all_records: bool) -> RollbackReport | None:
+def _restored(path: Path, target: Path, undo: Callable[[Path, Path], RollbackReport]) -> RollbackReport | None:
     model = scan(path)
     # A fused model without a record is an error of the single form, not a model to copy.
     if KEY not in model.metadata and not fused_nodes(model.graph, range(len(model.graph.op))):
         return None
     try:
-        return rollback(path, target, sites=sites, all_records=all_records)
+        return undo(path, target)
     except UserError as error:
         if error.code == "no-such-site":
             return None

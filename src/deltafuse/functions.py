@@ -9,29 +9,19 @@ from onnx import AttributeProto, FunctionProto, NodeProto
 
 from deltafuse.errors import UserError
 
-__all__ = ["bound_nodes", "check_functions", "plain_domain", "without_references"]
+__all__ = ["bound_nodes", "check_names", "plain_domain", "without_references"]
 
 
-def check_functions(functions: Iterable[FunctionProto]) -> None:
+def check_names(functions: Iterable[FunctionProto]) -> None:
     """Looks for functions that have no one meaning.
 
     Raises:
-        UserError: ``function-calls-itself``; ``function-hides-operator``: one has the name of an operator of ai.onnx,
-            and some runtimes take the one, some the other.
+        UserError: ``function-hides-operator``: one has the name of an operator of ai.onnx, and some runtimes take the
+            one, some the other.
     """
-    called: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for function in functions:
-        key = (plain_domain(function.domain), function.name)
-        called.setdefault(key, set()).update((plain_domain(n.domain), n.op_type) for n in _all_nodes(function.node))
-    for (domain, name), calls in called.items():
-        reached, pending = set(calls), list(calls)
-        while pending:
-            more = called.get(pending.pop(), set()) - reached
-            reached |= more
-            pending += more
-        if (domain, name) in reached:
-            raise UserError("function-calls-itself", f"the function {name} of the model calls itself: export it again")
-        if not domain and onnx.defs.has(name):
+        if not plain_domain(function.domain) and onnx.defs.has(function.name):
+            name = function.name
             text = f"the model defines a function {name}, which is the name of an operator of ai.onnx: runtimes differ"
             text += " in which of them they take; give it another name or domain"
             raise UserError("function-hides-operator", text)

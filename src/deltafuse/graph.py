@@ -6,11 +6,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TypeVar, overload
+from typing import TypeVar, cast, overload
 
 import numpy as np
 import onnx
 
+from deltafuse.errors import UserError
+from deltafuse.messages import decoded
 from deltafuse.protobuf import fields
 from deltafuse.ragged import Numbers, Offsets, Ragged, Readers
 from deltafuse.tensors import TensorHead, node_head
@@ -146,7 +148,7 @@ class Graph:
     def node(self, index: int) -> onnx.NodeProto:
         """Decodes one node."""
         start, end = self._payload(index)
-        return onnx.NodeProto.FromString(bytes(self.data[start:end]))
+        return decoded(onnx.NodeProto, bytes(self.data[start:end]), f"node {index}")
 
     def node_name(self, index: int) -> str:
         """The name of one node, without decoding the rest of it."""
@@ -183,7 +185,15 @@ class Graph:
     def value_info(self, value: int) -> onnx.ValueInfoProto | None:
         """Decodes what the file declares of a value, None where it says nothing."""
         span = self.type_spans.get(value)
-        return None if span is None else onnx.ValueInfoProto.FromString(bytes(self.data[span[0] : span[1]]))
+        if span is None:
+            return None
+        info = decoded(onnx.ValueInfoProto, bytes(self.data[span[0] : span[1]]), f"the type of {self.name(value)}")
+        # protobuf gives bytes for a text that is none
+        if any(not isinstance(cast("object", dim.dim_param), str) for dim in info.type.tensor_type.shape.dim):
+            raise UserError(
+                "not-onnx", f"an axis of {self.name(value)} has a name that is not UTF-8: rename it and save it again"
+            )
+        return info
 
     @cached_property
     def standard(self) -> list[str]:
@@ -240,4 +250,4 @@ def _is_standard(op: str, domain: str) -> bool:
 @lru_cache(maxsize=4096)
 def _attribute(message: bytes) -> onnx.AttributeProto:
     # exports repeat a few attributes (axis = 0) tens of thousands of times
-    return onnx.AttributeProto.FromString(message)
+    return decoded(onnx.AttributeProto, message, "an attribute of a node")

@@ -176,4 +176,4 @@ def _edited(model: Model, edits: Sequence[Edit]) -> Model:
         apply(model.data, edits, file)
         file.flush()
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return scan_view(model.path, view)
+    return scan_view(model.path, view, allow_outside=model.allow_outside)

@@ -29,6 +29,9 @@ _INTEGERS = frozenset({
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 })  # fmt: skip
 
+#: What numpy takes, and a gigabyte of numbers drawn in double.
+_MOST_AXES, _MOST_ELEMENTS = 64, 1 << 27
+
 
 @dataclass(frozen=True)
 class InputOptions:
@@ -159,7 +162,7 @@ class _Drawer:
         if name in self._given:
             return self._given[name]
         dtype = self._shapes.dtype(self._shapes.graph.find(name) or 0) or 0
-        shape, role = self._shape(name), self._roles[name]
+        shape, role = self._fitting(name), self._roles[name]
         rng = np.random.default_rng([self._options.seed, *name.encode(), *([step] if step else [])])
         if dtype == TensorProto.BOOL:
             return np.ones(shape, np.bool_)
@@ -168,7 +171,7 @@ class _Drawer:
         elif dtype in _FLOATS:
             numbers = self._floats(rng, name, shape, role)
         else:
-            kind = TensorProto.DataType.Name(dtype)
+            kind = TensorProto.DataType.Name(dtype) if dtype in TensorProto.DataType.values() else dtype
             raise UserError("inputs-type", f"the input {name} is of type {kind}, for which no values are drawn: "
                             "give arrays with --inputs")  # fmt: skip
         return numbers.astype(helper.tensor_dtype_to_np_dtype(dtype))
@@ -181,6 +184,15 @@ class _Drawer:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(evaluate(dim, self._numbers) for dim in self._dims(name))
+
+    def _fitting(self, name: str) -> tuple[int, ...]:
+        """The shape of an input that is to be drawn."""
+        shape = self._shape(name)
+        if len(shape) > _MOST_AXES or math.prod(shape) > _MOST_ELEMENTS or min(shape, default=0) < 0:
+            sizes = " x ".join(map(str, shape[:8]))
+            raise UserError("inputs-too-large", f"the input {name} declares {len(shape)} axes ({sizes[:80]}), too many "
+                            "to draw: give sizes with --dim, arrays with --inputs, or take --level site")  # fmt: skip
+        return shape
 
     def _floats(self, rng: np.random.Generator, name: str, shape: tuple[int, ...], role: InputRole) -> Array:
         if role.role == "mask":

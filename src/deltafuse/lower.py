@@ -26,7 +26,7 @@ from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node, read_ca
 from deltafuse.lowering_attention import LINEAR_ATTENTION, is_linear_attention, lower_attention, runtime_has
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv, runtime_has_conv
 from deltafuse.opset import adapt
-from deltafuse.options import AttentionMode, Progress, SilentProgress
+from deltafuse.options import AttentionMode, ExternalData, Progress, SilentProgress
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model, scan
@@ -87,6 +87,8 @@ def lower(
     rounding: bool = True,
     linear_attention: AttentionMode = "auto",
     progress: Progress | None = None,
+    external_data: ExternalData | None = None,
+    allow_outside: bool = False,
 ) -> LowerReport:
     """Writes a file that onnxruntime runs; any batch, sequence lengths, slots and head counts.
 
@@ -99,6 +101,8 @@ def lower(
         linear_attention: lower LinearAttention and CausalConvWithState ``auto``: where the installed onnxruntime lacks
             them, ``always`` (the file goes to another machine) or ``never``.
         progress: told about stages.
+        external_data: what becomes of external data, see `deltafuse.options.FuseOptions`.
+        allow_outside: see there.
 
     Raises:
         UserError: what scanning and writing raise; ``custom-malformed``, ``attention-malformed``, ``conv-malformed``,
@@ -107,7 +111,7 @@ def lower(
     shown = progress or SilentProgress()
     check_output(output, [fused])
     shown.start("lowering")
-    model = scan(fused)
+    model = scan(fused, allow_outside=allow_outside)
     chosen = _chosen(model.graph, linear_attention)
     notes = _notes(model, chosen)
     before = len(model.graph.op)
@@ -121,7 +125,8 @@ def lower(
     old = model.metadata_parts.get(record.KEY, ())
     extra = [Edit(part.field, part.end, b"", "", "metadata") for part in old]
     shown.start("writing")
-    receipt = record.publish(model, edits.build(model, changes, extra), output, "none", progress=shown.advance)
+    built = edits.build(model, changes, extra)
+    receipt = record.publish(model, built, output, "none", progress=shown.advance, how=external_data)
     after = before + sum(len(new.nodes) for new in changes.inserted) - sum(len(nodes) for _, nodes in changes.removed)
     return LowerReport(str(fused), str(output), rounding, found, before, after, (*notes, *receipt.notes), 0)
 

@@ -72,7 +72,7 @@ def obstacle(model: Model, foreign: Foreign | None = None) -> Reason | None:
 def _short(model: Model, files: dict[str, Path]) -> Reason | None:
     for head in external_tensors(model):
         file = files[head.external.get("location", "")]
-        end = int(head.external.get("offset") or 0) + int(head.external.get("length") or 0)
+        end = head.offset + head.length
         size = file.stat().st_size
         if end > size:
             return Reason("network-data-short", {"path": model.path, "file": file, "size": size, "end": end})

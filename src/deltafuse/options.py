@@ -13,6 +13,7 @@ Operator = Literal["cgdr", "rgdr"]
 RecordMode = Literal["embed", "sidecar", "none"]
 Level = Literal["site", "network", "task", "all"]
 AttentionMode = Literal["auto", "always", "never"]
+ExternalData = Literal["keep", "copy", "reflink"]
 Boundary = Literal["fp16", "bf16", "fp32"]
 
 DEFAULT_TARGET = "ascend-310p"
@@ -65,13 +66,17 @@ class FuseOptions:
         pins: further axes to pin: symbol and size.
         batch: how many sequences the output takes, for targets that fix it.
         record: where the patch that undoes the fuse goes.
+        external_data: how data outside the model file comes to stand beside the output; None: it is left in the same
+            folder, else copied, blocks shared where the file system can. ``keep``: never copied; ``copy``: byte by
+            byte; ``reflink``: blocks shared or not at all.
+        allow_outside: take data that lies outside the model's folder.
         boundary: element type of the kernels' operands, where the target leaves a choice; None for its own.
         signature: version of the operators' signature, where the target has several; None for the newest.
         allow_bf16_to_fp16: accept the loss of range where a bfloat16 boundary must become float16.
         keep_going: write the sites that can be fused although others are refused.
         strict: a note is as bad as a refusal.
         dry_run: do everything but write.
-        timeout: seconds that one proof may take.
+        timeout: seconds that a run may take up to the writing; one proof takes half of what is left at most.
         extract: folder for each site as stand-alone models (inspect).
     """
 
@@ -88,6 +93,8 @@ class FuseOptions:
     pins: tuple[tuple[str, int], ...] = ()
     batch: int = 1
     record: RecordMode = "embed"
+    external_data: ExternalData | None = None
+    allow_outside: bool = False
     boundary: Boundary | None = None
     signature: str | None = None
     allow_bf16_to_fp16: bool = False
@@ -104,6 +111,7 @@ class FuseOptions:
             UserError: ``usage``.
         """
         choices = {"form": Form, "op": Operator, "record": RecordMode, "boundary": Boundary}
+        choices |= {"external_data": ExternalData}
         for name, choice in choices.items():
             value, known = getattr(self, name), get_args(choice)
             if value not in known and not (value is None and name != "record"):

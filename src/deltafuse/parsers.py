@@ -13,6 +13,7 @@ from deltafuse.options import (
     DEFAULT_TIMEOUT,
     AttentionMode,
     Boundary,
+    ExternalData,
     Form,
     Level,
     Operator,
@@ -69,6 +70,19 @@ def _add_list(
     parser.add_argument(*names, action="append", default=[], type=kind, metavar=metavar, help=f"{text}; repeatable")
 
 
+def _add_outside(parser: argparse.ArgumentParser) -> None:
+    text = "take external data that lies outside the model's folder; only for files you trust"
+    parser.add_argument("--allow-outside", action="store_true", help=text)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    """What becomes of external data: of every command that writes a model."""
+    text = "external data is left in the same folder, else copied, blocks shared where possible (default); keep: never "
+    text += "copied; copy: byte by byte; reflink: blocks shared or an error"
+    parser.add_argument("--external-data", choices=get_args(ExternalData), help=text)
+    _add_outside(parser)
+
+
 def _add_search(parser: argparse.ArgumentParser) -> None:
     """Options that say what to look for and for whom: shared by the plain form and inspect."""
     add = parser.add_argument
@@ -89,7 +103,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     batch = "how many sequences the output takes, where the target fixes it (default: %(default)s)"
     add("--batch", type=count, default=1, metavar="N", help=batch)
     add("--allow-bf16-to-fp16", action="store_true", help="accept float16 where the model has bfloat16")
-    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one proof (%(default)g)")
+    limit = "limit of the run up to the writing (%(default)g)"
+    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=limit)
 
 
 def plain_parser() -> Parser:
@@ -102,6 +117,7 @@ def plain_parser() -> Parser:
     add("-o", "--output", type=Path, metavar="OUT", help="the file to write; a new folder where MODEL is one")
     add("--op", choices=get_args(Operator), help="force this operator where it is legal")
     add("--record", choices=get_args(RecordMode), default="embed", help="where the patch for rollback goes (embed)")
+    _add_data(parser)
     add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
     add("--strict", action="store_true", help="treat a note as a refusal")
     add("--dry-run", action="store_true", help="do everything but write")
@@ -114,6 +130,7 @@ def inspect_parser() -> Parser:
     parser = _parser("fuse inspect", "fuse inspect MODEL [options]", "Show the sites of a model; write nothing.", EXITS)
     _add_search(parser)
     add = parser.add_argument
+    _add_outside(parser)
     add("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
     tables = parser.add_argument_group(
         "tables of any model", "Given after MODEL. No site is looked for then, unless --sites or --extract asks for it."
@@ -159,6 +176,7 @@ def rollback_parser() -> Parser:
     _add_list(parser, "GLOB", "only sites whose name fits", "--sites")
     add("--all", action="store_true", help="undo every fuse, not just the last")
     add("--sidecar", type=Path, metavar="FILE", help="the record, where it was written beside the model")
+    _add_data(parser)
     return parser
 
 
@@ -183,6 +201,7 @@ def lower_parser() -> Parser:
         help="lower LinearAttention and CausalConvWithState where the installed onnxruntime lacks them (auto), always, "
         "or never",
     )
+    _add_data(parser)
     return parser
 
 

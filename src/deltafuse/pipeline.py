@@ -19,6 +19,7 @@ from deltafuse.extract import extract_sites
 from deltafuse.finder import Candidate, Finder
 from deltafuse.graph import Graph
 from deltafuse.inlining import Inlined, inlined
+from deltafuse.limits import bounded
 from deltafuse.match import FuseReport, Match, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
@@ -27,6 +28,7 @@ from deltafuse.patterns import Pattern
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
+from deltafuse.sanity import checked
 from deltafuse.shapes import Shapes
 from deltafuse.sites import Site, prove_sites
 from deltafuse.targets.base import Target
@@ -129,6 +131,7 @@ def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> 
     return (*files, *extract_expressions(folder, found.model, found.shapes, ordinary))
 
 
+@bounded
 def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, _Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
@@ -140,7 +143,7 @@ def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Foun
 def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None, operators)
-        file = scan(options.model)
+        file = checked(scan(options.model, allow_outside=options.allow_outside))
     found = _search(file, Inlined(file), rules, clock, worker)
     recurrences = [rule for rule in rules if not isinstance(rule, Expression)]
     while base := inlined(found.base, found.model, found.order, found.kinds, recurrences, found.sites):
@@ -290,5 +293,6 @@ def _write(
         changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)
         built = edits.build(found.base.model, changes)
         built = found.base.composed(built, {plan.match.name: plan.match.nodes for plan in draft.plans})
-        receipt = record.publish(found.file, built, output, options.record, progress=clock.progress.advance)
+        advance, how = clock.progress.advance, options.external_data
+        receipt = record.publish(found.file, built, output, options.record, progress=advance, how=how)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))

@@ -14,10 +14,11 @@ from onnx import TensorProto, helper
 
 from deltafuse.bodies import has_body
 from deltafuse.graph import Graph
+from deltafuse.locations import external_bytes
 from deltafuse.probe_double import to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
-from deltafuse.tensors import TensorHead, external_bytes
+from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model
 from deltafuse.worker import Session, Worker
 
@@ -139,7 +140,7 @@ def _inline_external(model: Model, body: onnx.GraphProto) -> Reason | None:
         size = head.elements * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         if size > _LARGEST:
             return Reason("constant-too-large", {"name": name, "size": size, "limit": _LARGEST})
-        raw = external_bytes(model.path.parent, head, name, size)
+        raw = external_bytes(model, head, name, size)
         if isinstance(raw, Reason):
             return raw
         tensor.ClearField("external_data")

@@ -50,7 +50,9 @@ def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
 def _graph(graph: onnx.GraphProto) -> Reason | None:
     _expand(graph)
     for tensor in graph.initializer:
-        _tensor(tensor)
+        refused = _tensor(tensor)
+        if refused is not None:
+            return refused
     for info in (*graph.input, *graph.output, *graph.value_info):
         _type(info.type)
     return _nodes(graph.node)
@@ -153,7 +155,7 @@ def _attribute(op_type: str, attribute: AttributeProto) -> Reason | None:
     if attribute.name == _TO_ATTRIBUTES.get(op_type) and attribute.i in FLOATS:
         attribute.i = TensorProto.DOUBLE
     elif attribute.type == AttributeProto.TENSOR:
-        _tensor(attribute.t)
+        return _tensor(attribute.t)
     elif op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
         array = np.array(attribute.f if attribute.name == "value_float" else list(attribute.floats), np.float64)
         attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
@@ -164,8 +166,12 @@ def _attribute(op_type: str, attribute: AttributeProto) -> Reason | None:
     return None
 
 
-def _tensor(tensor: TensorProto) -> None:
+def _tensor(tensor: TensorProto) -> Reason | None:
     if tensor.data_type not in FLOATS or tensor.data_type == TensorProto.DOUBLE:
-        return
-    array = numpy_helper.to_array(tensor).astype(np.float64)
+        return None
+    try:
+        array = numpy_helper.to_array(tensor).astype(np.float64)
+    except ValueError as error:
+        return Reason("constant-damaged", {"name": tensor.name or "of a Constant node", "error": error})
     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return None

@@ -182,7 +182,7 @@ def _row(graph: Graph, value: int, inputs: set[int], outputs: set[int], shapes: 
         graph.name(value), kind, None if dtype is None else _dtype_name(dtype), shape, _bytes(dtype, shape),
         None if node < 0 else node, None if node < 0 else title(graph.op[node], graph.domain[node]),
         len(graph.consumers[value]), value in outputs, external.get("location"),
-        int(external.get("offset") or 0) if external else None,
+        head.offset if head is not None and external else None,
     )  # fmt: skip
 
 
@@ -228,4 +228,5 @@ def _bytes(dtype: int | None, shape: tuple[int | str | None, ...] | None) -> int
     if name == "STRING":
         return None
     bits = _PACKED.get(name) or onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize * 8
-    return (count * bits + 7) // 8
+    size = (count * bits + 7) // 8
+    return size if size < 1 << 63 else None

@@ -23,6 +23,10 @@ class WireError(ValueError):
     """The bytes are not a protobuf message."""
 
 
+class NestedError(WireError):
+    """Messages lie in each other deeper than any reader goes."""
+
+
 class OverrunError(WireError):
     """A field goes on beyond the end of the message that holds it.
 
@@ -110,12 +114,19 @@ def read_field(data: Bytes, position: int, end: int) -> Field:
 
 
 def _end_of_group(data: Bytes, position: int, end: int, number: int) -> int:
+    """Where a group ends; groups in it are counted and not entered, so that no depth of them is too deep."""
+    opened = [number]
     while position < end:
         tag, after = read_varint(data, position)
-        if tag & 7 != GROUP_END:
-            position = read_field(data, position, end)[4]
-        elif tag >> 3 == number:
-            return after
+        if tag & 7 == GROUP_START:
+            opened.append(tag >> 3)
+        elif tag & 7 == GROUP_END:
+            last = opened.pop()
+            if tag >> 3 != last:
+                raise WireError(f"group {last} is closed as group {tag >> 3}")
+            if not opened:
+                return after
         else:
-            raise WireError(f"group {number} is closed as group {tag >> 3}")
-    raise OverrunError(f"group {number} is not closed")
+            after = read_field(data, position, end)[4]
+        position = after
+    raise OverrunError(f"group {opened[-1]} is not closed")

@@ -15,9 +15,12 @@ import onnx
 from deltafuse.edits import Edit, Writer, append_metadata, apply
 from deltafuse.errors import UserError
 from deltafuse.external import carry, undo
-from deltafuse.files import atomic, check_output
-from deltafuse.patch import FORMAT, LIMIT, Digest, Entry, Record, decode, encode, from_text, to_text
-from deltafuse.wire import Model
+from deltafuse.files import atomic, check_output, clear
+from deltafuse.options import ExternalData
+from deltafuse.patch import Digest, Entry, Record, decode, encode, from_text, to_text
+from deltafuse.sidecars import KEY, SIDECAR, older, pointer_text, read_sidecar, replacing, sidecar_file, sidecar_path
+from deltafuse.turns import turn
+from deltafuse.wire import Model, scan
 
 __all__ = [
     "KEY",
@@ -26,6 +29,7 @@ __all__ = [
     "Mode",
     "Receipt",
     "find",
+    "is_of",
     "node_digest",
     "pointer_text",
     "publish",
@@ -34,10 +38,7 @@ __all__ = [
     "value_digest",
 ]
 
-#: key of the record in metadata_props
-KEY = "deltafuse.record"
 Mode: TypeAlias = Literal["embed", "sidecar", "none"]
-_SIDECAR = "sidecar "
 _CHUNK = 8 << 20
 
 
@@ -101,21 +102,6 @@ class Hashing:
         return self._hash.hexdigest()
 
 
-def sidecar_path(output: Path) -> Path:
-    """Where the record of a file goes that does not hold it itself."""
-    return output.with_name(output.name + ".rollback")
-
-
-def sidecar_file(raw: bytes) -> bytes:
-    """What that file holds."""
-    return f"{KEY} {FORMAT}\n".encode() + raw
-
-
-def pointer_text(output: Path) -> str:
-    """What a file says in place of its record: the name of the sidecar."""
-    return _SIDECAR + sidecar_path(output).name
-
-
 def publish(
     model: Model,
     edits: Sequence[Edit],
@@ -123,7 +109,7 @@ def publish(
     mode: Mode = "embed",
     *,
     progress: Callable[[int, int], None] | None = None,
-    allow_outside: bool = False,
+    how: ExternalData | None = None,
 ) -> Receipt:
     """Writes the edited file with its record, and sees to the external data; all of it or nothing.
 
@@ -135,7 +121,7 @@ def publish(
         output: where to write.
         mode: put the record into metadata_props, into ``<output>.rollback``, or nowhere.
         progress: is called with bytes done and bytes in all, for each external copy and for the file.
-        allow_outside: see `deltafuse.external.carry`.
+        how: what becomes of external data, see `deltafuse.options.FuseOptions`.
 
     Raises:
         UserError: what `deltafuse.files` and `deltafuse.external` raise; ``record-too-large``.
@@ -143,24 +129,28 @@ def publish(
     side = sidecar_path(output) if mode == "sidecar" else None
     for path in filter(None, (output, side)):
         check_output(path, [model.path])
-    carried = carry(model, output, progress, allow_outside=allow_outside)
-    try:
-        if mode != "none":
-            edits = _without_old_record(model, edits)
-        with atomic(output, [model.path]) as file, atomic(side) if side else nullcontext() as side_file:
-            body = Hashing(file)
-            apply(model.data, edits, body, progress)
-            original, fused, raw, entry = _sha256(model.data), body.sha256, b"", b""
+    with turn(output.parent) as alone:
+        if alone:
+            clear(filter(None, (output, side)))
+        carried = carry(model, output, progress, how=how, alone=alone)
+        try:
             if mode != "none":
-                raw = encode(_record(model, edits, original, fused, carried.sizes))
-                text = pointer_text(output) if side else to_text(raw)
-                entry = append_metadata(model, KEY, text).new
-                body.write(entry)
-            if side_file:
-                side_file.write(sidecar_file(raw))
-    except BaseException:
-        undo(carried)
-        raise
+                edits = _without_old_record(model, edits)
+            keeping = replacing(side, lambda path: is_of(output, path)) if side else nullcontext()
+            with keeping, atomic(output, [model.path]) as file:
+                body = Hashing(file)
+                apply(model.data, edits, body, progress)
+                original, fused, raw, entry = _sha256(model.data), body.sha256, b"", b""
+                if mode != "none":
+                    raw = encode(_record(model, edits, original, fused, carried.sizes))
+                    entry = append_metadata(model, KEY, pointer_text(output) if side else to_text(raw)).new
+                    body.write(entry)
+                if side:
+                    with atomic(side) as side_file:
+                        side_file.write(sidecar_file(raw))
+        except BaseException:
+            undo(carried)
+            raise
     record_bytes = len(sidecar_file(raw)) if side else len(entry)
     return Receipt(output, body.size, record_bytes, side, original, fused, carried.copied, carried.notes)
 
@@ -173,8 +163,8 @@ def find(model: Model, sidecar: Path | None = None) -> Found:
     """
     text = model.metadata.get(KEY)
     mode: Mode = "embed"
-    if sidecar is not None or (text or "").startswith(_SIDECAR):
-        raw, mode = _read_sidecar(model, sidecar, (text or "")[len(_SIDECAR) :]), "sidecar"
+    if sidecar is not None or (text or "").startswith(SIDECAR):
+        raw, mode = read_sidecar(model.path, sidecar, (text or "")[len(SIDECAR) :]), "sidecar"
     elif text is None:
         raise UserError(
             "no-record",
@@ -183,9 +173,22 @@ def find(model: Model, sidecar: Path | None = None) -> Found:
         )
     else:
         raw = from_text(text)
-    record = decode(raw)
     body = _without(model, KEY)
-    return Found(record, body, _sha256(body) != record.fused_sha256, mode)
+    digest, record = _sha256(body), decode(raw)
+    kept = older(sidecar_path(model.path))
+    if digest != record.fused_sha256 and sidecar is None and mode == "sidecar" and kept.exists():
+        # a run was killed between the record and the file that it belongs to
+        before = decode(read_sidecar(model.path, kept, ""))
+        record = before if before.fused_sha256 == digest else record
+    return Found(record, body, digest != record.fused_sha256, mode)
+
+
+def is_of(output: Path, sidecar: Path) -> bool:
+    """Whether a record belongs to the file as it is."""
+    try:
+        return not find(scan(output), sidecar).edited
+    except UserError:
+        return False
 
 
 def node_digest(node: onnx.NodeProto) -> str:
@@ -256,25 +259,6 @@ def _digests(edit: Edit) -> Iterator[Digest]:
     for number, infos in ((11, part.input), (12, part.output), (13, part.value_info)):
         for info in infos:
             yield Digest(edit.site, info.name, number, value_digest(info))
-
-
-def _read_sidecar(model: Model, sidecar: Path | None, name: str) -> bytes:
-    if sidecar is None and (not name or Path(name).name != name):
-        raise UserError("no-record", f"{model.path} names a sidecar outside its folder: give it with --sidecar FILE")
-    path = sidecar or model.path.with_name(name)
-    try:
-        if path.stat().st_size > LIMIT:
-            raise UserError("record-damaged", f"{path} is too large for a rollback record: give another --sidecar FILE")
-        head, _, raw = path.read_bytes().partition(b"\n")
-    except OSError as error:
-        raise UserError(
-            "no-record",
-            f"the rollback record of {model.path} lies in {path}, which cannot be read ({error.strerror}): "
-            "put it there, or give it with --sidecar FILE",
-        ) from None
-    version = head.removeprefix(KEY.encode() + b" ").decode("ascii", "replace")
-    # the same checks of version and form as for a record in the file
-    return raw if version == str(FORMAT) else from_text(f"{version} !")
 
 
 def _without(model: Model, key: str) -> memoryview:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -15,11 +15,14 @@ from deltafuse.edits import Edit, append_metadata, apply
 from deltafuse.errors import UserError
 from deltafuse.external import carry, undo
 from deltafuse.files import adopt, atomic, check_output
+from deltafuse.options import ExternalData
 from deltafuse.partial import remaining_edits
 from deltafuse.patch import Record, damaged, edits_of, encode, to_text, undo_edits
 from deltafuse.protobuf import WireError
-from deltafuse.record import KEY, Found, Hashing, find, pointer_text, publish, sidecar_file, sidecar_path
+from deltafuse.record import KEY, Found, Hashing, find, is_of, pointer_text, publish, sidecar_file, sidecar_path
 from deltafuse.restore import restore, runnable
+from deltafuse.sidecars import replacing
+from deltafuse.turns import turn, workspace
 from deltafuse.wire import Model, scan
 
 __all__ = ["RollbackReport", "rollback"]
@@ -76,6 +79,7 @@ def rollback(
     all_records: bool = False,
     sidecar: Path | None = None,
     progress: Progress | None = None,
+    how: ExternalData | None = None,
     allow_outside: bool = False,
 ) -> RollbackReport:
     """Restores what a file was before the last fuse, or before the first.
@@ -88,7 +92,8 @@ def rollback(
         all_records: undo every fuse, not only the last.
         sidecar: file with the record, where the fused file neither holds nor names it.
         progress: is called with bytes done and bytes in all.
-        allow_outside: see `deltafuse.external.carry`.
+        how: what becomes of external data, see `deltafuse.options.FuseOptions`.
+        allow_outside: see there.
 
     Raises:
         UserError: ``no-record``, ``record-damaged``, ``record-version``, ``record-mismatch``, ``no-such-site``,
@@ -99,22 +104,22 @@ def rollback(
             "bad-options", "--sites and --all exclude each other: undo the last fuses first, then the sites"
         )
     check_output(output, [fused, *([sidecar] if sidecar else [])])
-    model = scan(fused)
+    model = scan(fused, allow_outside=allow_outside)
     found = find(model, sidecar)
     chosen = _choose(found.record, sites, fused)
-    with TemporaryDirectory(prefix=".deltafuse-", dir=output.parent) as folder:
+    with workspace(output.parent, output.name) as folder:
         if not found.edited and len(chosen) < len(found.record.sites):
-            return _some(model, found, chosen, output, Path(folder), progress, allow_outside)
-        steps = [_undo(model, found, chosen, Path(folder) / "0.onnx", output, progress)]
+            return _some(model, found, chosen, output, folder, progress, how)
+        steps = [_undo(model, found, chosen, folder / "0.onnx", output, progress)]
         while all_records and not steps[-1].refused:
             # sidecars and external data are looked for beside the fused file
-            inner = replace(scan(steps[-1].path), path=fused)
+            inner = replace(scan(steps[-1].path), path=fused, allow_outside=allow_outside)
             if KEY not in inner.metadata:
                 break
             found = find(inner)
-            path = Path(folder) / f"{len(steps)}.onnx"
+            path = folder / f"{len(steps)}.onnx"
             steps.append(_undo(inner, found, found.record.sites, path, output, progress))
-        return _finish(model, steps, output, progress, allow_outside)
+        return _finish(model, steps, output, progress, how)
 
 
 def _choose(record: Record, sites: Sequence[str] | None, fused: Path) -> tuple[str, ...]:
@@ -194,37 +199,40 @@ def _some(
     output: Path,
     folder: Path,
     progress: Progress | None,
-    allow_outside: bool,
+    how: ExternalData | None,
 ) -> RollbackReport:
     """Restores some sites of a file that is as it was written: undo all, then do the others again."""
     step = _undo(model, found, sites, folder / "original.onnx", output, None)
-    original = replace(scan(step.path), path=model.path)
+    original = replace(scan(step.path), path=model.path, allow_outside=model.allow_outside)
     edits = remaining_edits(original, edits_of(found.record, found.body), sites)
     with atomic(folder / "some.onnx") as file:
         apply(original.data, edits, file)
     if runnable(original) and not runnable(scan(folder / "some.onnx")):
         raise UserError("site-changed", "these sites cannot be restored without the others: restore all of them")
-    receipt = publish(original, edits, output, found.mode, progress=progress, allow_outside=allow_outside)
+    receipt = publish(original, edits, output, found.mode, progress=progress, how=how)
     remaining = tuple(site for site in found.record.sites if site not in sites)
     notes = (*receipt.notes, *_size_notes(model, found.record))
     return RollbackReport(output, "bytes", tuple(sites), remaining, (), 1, step.sha256, receipt.copied, notes)
 
 
 def _finish(
-    model: Model, steps: Sequence[_Step], output: Path, progress: Progress | None, allow_outside: bool
+    model: Model, steps: Sequence[_Step], output: Path, progress: Progress | None, how: ExternalData | None
 ) -> RollbackReport:
     """Gives the last step's file its place, and brings the external data there."""
     locations = dict.fromkeys(name for step in steps for name in step.record.external)
-    carried = carry(model, output, progress, also=locations, allow_outside=allow_outside)
     last = steps[-1]
-    try:
-        if last.sidecar:
-            with atomic(sidecar_path(output), [model.path]) as file:
-                file.write(last.sidecar)
-        adopt(last.path, output)
-    except BaseException:
-        undo(carried)
-        raise
+    with turn(output.parent) as alone:
+        carried = carry(model, output, progress, also=locations, how=how, alone=alone)
+        side = sidecar_path(output)
+        try:
+            with replacing(side, lambda path: is_of(output, path)) if last.sidecar else nullcontext():
+                if last.sidecar:
+                    with atomic(side, [model.path]) as file:
+                        file.write(last.sidecar)
+                adopt(last.path, output)
+        except BaseException:
+            undo(carried)
+            raise
     restored = dict.fromkeys(site for step in steps for site in step.restored)
     remaining = [site for step in steps for site in step.record.sites if site not in step.restored]
     notes = [note for step in steps for note in (*step.notes, *_size_notes(model, step.record))]
@@ -246,7 +254,7 @@ def _size_notes(model: Model, record: Record) -> list[str]:
     """External data files that are not as large as they were when the model was fused."""
     notes: list[str] = []
     for location, size in record.external.items():
-        path = model.path.parent / location
+        path = model.path.parent / location.replace("\0", "")
         now = path.stat().st_size if path.is_file() else None
         if size is not None and now is not None and now != size:
             notes.append(f"the external data file {location} has {now} bytes, it had {size} when the model was fused")

@@ -10,6 +10,9 @@ from deltafuse.dim_algebra import cancel, mul
 from deltafuse.dims import Dim, ceildiv
 from deltafuse.shape_op import Op, Outputs, PartialShape, ShapeRule
 
+#: As many axes has no tensor of any runtime.
+_MOST_AXES = 1024
+
 
 def product(dims: Sequence[Dim | None]) -> Dim | None:
     """The product of sizes, None where one of them is not known."""
@@ -30,7 +33,7 @@ def target_sizes(op: Op, i: int) -> list[Dim | None] | None:
     if sizes is not None:
         return sizes
     shape = op.shape(i)
-    if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
+    if shape is None or len(shape) != 1 or not isinstance(shape[0], int) or shape[0] > _MOST_AXES:
         return None
     unknown: list[Dim | None] = [None] * shape[0]
     return unknown

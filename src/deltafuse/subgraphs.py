@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deltafuse.protobuf import LENGTH, Bytes, fields
+from deltafuse.protobuf import LENGTH, Bytes, NestedError, fields
 from deltafuse.tensors import sparse_head, tensor_head
+
+#: How deep subgraphs may lie in each other: each is three messages deeper, and protobuf reads no more than 100.
+DEEPEST = 30
 
 
 def first_text(data: Bytes, start: int, end: int) -> bytes:
@@ -29,8 +32,14 @@ def attribute_graphs(data: Bytes, start: int, end: int) -> list[list[tuple[int, 
     return [single, *many] if single else many
 
 
-def free_names(data: Bytes, parts: Iterable[tuple[int, int]]) -> dict[bytes, None]:
-    """Names that a subgraph and the subgraphs in it read and do not define, in order of first mention."""
+def free_names(data: Bytes, parts: Iterable[tuple[int, int]], depth: int = 1) -> dict[bytes, None]:
+    """Names that a subgraph and the subgraphs in it read and do not define, in order of first mention.
+
+    Raises:
+        NestedError: subgraphs lie in each other deeper than `DEEPEST`; this one is at `depth`.
+    """
+    if depth > DEEPEST:
+        raise NestedError(f"subgraphs lie in each other more than {DEEPEST} deep")
     read: dict[bytes, None] = {}
     defined: set[bytes] = {b""}
     for start, end in parts:
@@ -38,7 +47,7 @@ def free_names(data: Bytes, parts: Iterable[tuple[int, int]]) -> dict[bytes, Non
             if wire != LENGTH:
                 continue
             if number == 1:
-                _node_names(data, begin, stop, read, defined)
+                _node_names(data, begin, stop, read, defined, depth)
             elif number == 11:
                 defined.add(first_text(data, begin, stop))
             elif number == 12:
@@ -50,7 +59,9 @@ def free_names(data: Bytes, parts: Iterable[tuple[int, int]]) -> dict[bytes, Non
     return {name: None for name in read if name not in defined}
 
 
-def _node_names(data: Bytes, start: int, end: int, read: dict[bytes, None], defined: set[bytes]) -> None:
+def _node_names(
+    data: Bytes, start: int, end: int, read: dict[bytes, None], defined: set[bytes], depth: int
+) -> None:
     for number, wire, _, begin, stop, _ in fields(data, start, end):
         if number == 1 and wire == LENGTH:
             read[bytes(data[begin:stop])] = None
@@ -58,4 +69,4 @@ def _node_names(data: Bytes, start: int, end: int, read: dict[bytes, None], defi
             defined.add(bytes(data[begin:stop]))
         elif number == 5 and wire == LENGTH:
             for graph in attribute_graphs(data, begin, stop):
-                read.update(free_names(data, graph))
+                read.update(free_names(data, graph, depth + 1))

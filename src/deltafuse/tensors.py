@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 from deltafuse.errors import UserError
+from deltafuse.locations import external_bytes
 from deltafuse.protobuf import LENGTH, VARINT, Bytes, fields, read_varint
 from deltafuse.reasons import TEXTS, Reason
 
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 TEXTS.update(
     {
         "constant-too-large": "the constant {name} has {size} bytes, at most {limit} are read: it is taken as a weight",
-        "external-data-missing": "the constant {name} lies in {location}, which is not there: "
-        "put the file beside the model",
-        "external-data-short": "the constant {name} lies at bytes {offset} to {end} of {location}, which ends before: "
-        "copy the file again",
-        "external-data-outside": "the constant {name} lies in {location}, outside the model's folder: "
-        "move it beside the model",
         "constant-type": "the constant {name} is of a kind that is not read ({type}): give it a plain tensor type",
         "constant-damaged": "the constant {name} cannot be decoded ({error}): export the model again",
     }
@@ -44,14 +38,23 @@ _NAMES = {
 _BITS = {onnx.TensorProto.DataType.Value(name): bits for bits, names in _NAMES.items() for name in names.split()}
 #: Constants of at most this many bytes are remembered.
 _SHORT = 128
-_CONSTANT_TYPES: dict[str, int] = {
-    "value_float": onnx.TensorProto.FLOAT,
-    "value_floats": onnx.TensorProto.FLOAT,
-    "value_int": onnx.TensorProto.INT64,
-    "value_ints": onnx.TensorProto.INT64,
-    "value_string": onnx.TensorProto.STRING,
-    "value_strings": onnx.TensorProto.STRING,
+#: Attributes of a Constant that hold numbers or texts -> element type.
+_CONSTANT_TYPES = {
+    b"value_float": onnx.TensorProto.FLOAT,
+    b"value_floats": onnx.TensorProto.FLOAT,
+    b"value_int": onnx.TensorProto.INT64,
+    b"value_ints": onnx.TensorProto.INT64,
+    b"value_string": onnx.TensorProto.STRING,
+    b"value_strings": onnx.TensorProto.STRING,
 }
+#: The type that an attribute of a Constant has; files of old leave it out.
+_ATTRIBUTE_TYPES = {
+    name.encode(): onnx.AttributeProto.AttributeType.Value(kind)
+    for name, kind in (
+        ("value", "TENSOR"), ("sparse_value", "SPARSE_TENSOR"), ("value_float", "FLOAT"), ("value_floats", "FLOATS"),
+        ("value_int", "INT"), ("value_ints", "INTS"), ("value_string", "STRING"), ("value_strings", "STRINGS"),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,30 @@ class TensorHead:
         for size in self.dims:
             count *= size
         return count
+
+    @property
+    def offset(self) -> int:
+        """Where external data begins in its file.
+
+        Raises:
+            UserError: ``external-data-damaged``: the file says something that is no number of bytes.
+        """
+        return self._number("offset")
+
+    @property
+    def length(self) -> int:
+        """Bytes of external data, 0 where the file does not say; raises as `offset` does."""
+        return self._number("length")
+
+    def _number(self, key: str) -> int:
+        text = self.external.get(key) or "0"
+        if text.isdecimal() and len(text) < 19:
+            return int(text)
+        raise UserError(
+            "external-data-damaged",
+            f"the external data of {self.name or 'a constant'} has the {key} {text[:40]!r}, which is no number of bytes"
+            ": save the model again",
+        )
 
     def message(self, data: Bytes) -> bytes:
         """The bytes of the message, its parts joined (which is how protobuf merges them)."""
@@ -137,24 +164,35 @@ def sparse_head(data: Bytes, parts: Sequence[tuple[int, int]]) -> TensorHead:
 def constant_head(data: Bytes, attributes: Sequence[tuple[int, int]]) -> TensorHead | None:
     """The head of what a Constant node with these attributes holds, None where it holds nothing known."""
     for start, end in attributes:
-        name, tensors, sparse, lengths = b"", list[tuple[int, int]](), list[tuple[int, int]](), 0
-        for number, wire, _, begin, stop, _ in fields(data, start, end):
-            if number == 1:
-                name = bytes(data[begin:stop])
-            elif number == 5:
-                tensors.append((begin, stop))
-            elif number == 22:
-                sparse.append((begin, stop))
-            elif number in (7, 8, 9):
-                lengths += _count(data, number, wire, begin, stop)
+        name, tensors, sparse, lengths = _constant_fields(data, start, end)
         if name == b"value" and tensors:
             return tensor_head(data, tensors)
         if name == b"sparse_value" and sparse:
             return sparse_head(data, sparse)
-        dtype = _CONSTANT_TYPES.get(name.decode())
+        dtype = _CONSTANT_TYPES.get(name)
         if dtype is not None:
             return TensorHead("", dtype, (lengths,) if name.endswith(b"s") else (), start, end, form="attribute")
     return None
+
+
+def _constant_fields(
+    data: Bytes, start: int, end: int
+) -> tuple[bytes, list[tuple[int, int]], list[tuple[int, int]], int]:
+    """Name, tensors, sparse tensors and number of elements; no name where the attribute says it is of another type."""
+    name, tensors, sparse, lengths, kind = b"", list[tuple[int, int]](), list[tuple[int, int]](), 0, 0
+    for number, wire, value, begin, stop, _ in fields(data, start, end):
+        if number == 1:
+            name = bytes(data[begin:stop])
+        elif number == 5:
+            tensors.append((begin, stop))
+        elif number == 22:
+            sparse.append((begin, stop))
+        elif number in (7, 8, 9):
+            lengths += _count(data, number, wire, begin, stop)
+        elif number == 20:
+            kind = value
+    # runtimes go by the type that is stated, whatever is filled
+    return name if kind in (0, _ATTRIBUTE_TYPES.get(name, 0)) else b"", tensors, sparse, lengths
 
 
 @lru_cache(maxsize=4096)
@@ -212,7 +250,7 @@ def read_tensor(model: Model, head: TensorHead, limit: int = 1 << 20) -> npt.NDA
         if not head.external:
             decode = _short_array if len(message) <= _SHORT else _array
             return decode(message, head.form, head.dtype, bool(head.dims))
-        raw = external_bytes(model.path.parent, head, name, size)
+        raw = external_bytes(model, head, name, size)
         if isinstance(raw, Reason):
             return raw
         tensor = onnx.TensorProto.FromString(message)
@@ -242,44 +280,6 @@ def _short_array(message: bytes, form: str, dtype: int, many: bool) -> npt.NDArr
     array = _array(message, form, dtype, many)
     array.flags.writeable = False  # it is handed out again
     return array
-
-
-def locate(folder: Path, location: str) -> Path:
-    """Path of an external data file.
-
-    Raises:
-        UserError: ``outside-folder``: the location is absolute or leaves `folder`, by ``..`` or by a symbolic link.
-    """
-    path = folder / location
-    inside = not Path(location).is_absolute() and path.resolve().is_relative_to(folder.resolve())
-    if inside and ".." not in Path(location).parts:
-        return path
-    raise UserError(
-        "outside-folder",
-        f"the external data file {location!r} lies outside the model's folder {folder}: "
-        "move it into the folder and save the model again with the new location",
-    )
-
-
-def external_bytes(folder: Path, head: TensorHead, name: str, size: int) -> bytes | Reason:
-    """Reads the `size` bytes of one tensor that lies outside of the model file."""
-    location = head.external.get("location", "")
-    try:
-        path = locate(folder, location)
-    except UserError:
-        return Reason("external-data-outside", {"name": name, "location": location})
-    offset = int(head.external.get("offset") or 0)
-    length = int(head.external.get("length") or size)
-    if length != size or offset < 0:
-        return Reason("constant-damaged", {"name": name, "error": f"{length} bytes at {offset}, not {size}"})
-    if not path.is_file():
-        return Reason("external-data-missing", {"name": name, "location": location})
-    if offset + size > path.stat().st_size:
-        end = offset + size
-        return Reason("external-data-short", {"name": name, "location": location, "offset": offset, "end": end})
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        return file.read(size)
 
 
 def _packed(data: Bytes, start: int, end: int) -> list[int]:

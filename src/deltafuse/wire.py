@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import stat
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ from typing import cast
 
 import onnx
 
+from deltafuse.calls import check_calls
 from deltafuse.errors import UserError
-from deltafuse.functions import bound_nodes, check_functions, plain_domain
+from deltafuse.functions import bound_nodes, check_names, plain_domain
 from deltafuse.graph import Graph
-from deltafuse.protobuf import LENGTH, VARINT, OverrunError, WireError, fields
+from deltafuse.messages import decoded
+from deltafuse.protobuf import LENGTH, VARINT, NestedError, OverrunError, WireError, fields
 from deltafuse.scanner import Declaration, Scanner
 from deltafuse.tensors import TensorHead, read_tensor, text_entry
 
@@ -52,6 +55,7 @@ class Model:
         opset_parts, metadata_parts: their fields, by domain and key.
         declarations: every ValueInfoProto of the main graph in the file's order.
         constants: heads of the main graph's initializers, in the file's order, repeated names included.
+        allow_outside: external data may lie outside the model's folder.
     """
 
     path: Path
@@ -68,18 +72,21 @@ class Model:
     metadata_parts: dict[str, tuple[Part, ...]]
     declarations: tuple[Declaration, ...]
     constants: tuple[TensorHead, ...]
+    allow_outside: bool = False
 
     @cached_property
     def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
         """The functions the model defines, decoded, by domain and name; none of a name that has overloads.
 
         Raises:
-            UserError: see `deltafuse.functions.check_functions`.
+            UserError: ``not-onnx``, ``function-recursive``, ``function-too-large``, ``function-hides-operator``.
         """
-        decoded = [onnx.FunctionProto.FromString(bytes(self.data[start:end])) for start, end in self.functions]
-        check_functions(decoded)
-        names = [(plain_domain(function.domain), function.name) for function in decoded]
-        return {name: one for name, one in zip(names, decoded, strict=True) if Counter(names)[name] == 1}
+        found = [decoded(onnx.FunctionProto, bytes(self.data[slice(*span)]), "a function") for span in self.functions]
+        check_names(found)
+        keys = [(plain_domain(function.domain), function.name) for function in found]
+        functions = {key: one for key, one in zip(keys, found, strict=True) if Counter(keys)[key] == 1}
+        check_calls(functions)
+        return functions
 
     @property
     def mapped(self) -> mmap.mmap:
@@ -87,28 +94,32 @@ class Model:
         return cast("mmap.mmap", self.data.obj)
 
 
-def scan(path: Path) -> Model:
-    """Reads the structure of an ONNX file.
+def scan(path: Path, *, allow_outside: bool = False) -> Model:
+    """Reads the structure of an ONNX file; see `Model` for `allow_outside`.
 
     Raises:
-        UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``.
+        UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``,
+            ``nested-too-deep``.
     """
-    return scan_view(path, _map(path))
+    return scan_view(path, _map(path), allow_outside=allow_outside)
 
 
-def scan_view(path: Path, view: memoryview) -> Model:
+def scan_view(path: Path, view: memoryview, *, allow_outside: bool = False) -> Model:
     """Reads the structure of an ONNX file that is mapped into memory, as `scan` does.
 
     Args:
         path: what messages call it; external data is looked for beside it.
         view: of the mapped file.
+        allow_outside: see `Model`.
     """
     with no_garbage_collection():
         try:
             top = _scan_top(view)
-            return _scan_graphs(path, view, top)
+            return replace(_scan_graphs(path, view, top), allow_outside=allow_outside)
         except _TruncatedError as error:
             raise _cut_short(path, error) from None
+        except NestedError as error:
+            raise UserError("nested-too-deep", f"{path}: {error}, which no reader takes: export it flatter") from None
         except WireError as error:
             raise _not_onnx(path, error) from None
         except UnicodeDecodeError as error:
@@ -150,9 +161,10 @@ def _map(path: Path) -> memoryview:
         found = ", ".join(sorted(p.name for p in path.glob("*.onnx"))[:5]) or "none"
         raise UserError("not-a-file", f"{path} is a folder: give an .onnx file (in it: {found})")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError("not-a-file", f"{path} is a pipe or a device: write what it gives into a file first")
         with path.open("rb") as file:
-            head = file.read(64)
-            if head:
+            if file.read(1):
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         raise UserError("missing-file", f"{path} does not exist: check the path") from None

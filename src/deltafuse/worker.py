@@ -23,11 +23,12 @@ from typing import IO, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from deltafuse.limits import share
 from deltafuse.reasons import TEXTS, Reason
 
 TEXTS.update(
     {
-        "worker-timeout": "running the cut graph took longer than {seconds:.0f} s; "
+        "worker-timeout": "running the cut graph took longer than {seconds:.1f} s; "
         "raise --timeout if the machine is slow",
         "worker-died": "onnxruntime crashed or ran out of memory on the cut graph (exit status {status}); "
         "the site was left as it is",
@@ -102,7 +103,7 @@ class Worker:
     """Runs models in a child process.
 
     Args:
-        seconds: limit of each call; the child is killed beyond it.
+        seconds: limit of each call; the child is killed beyond it, and beyond its share of what a whole run may take.
         memory: address space limit of the child in bytes.
 
     A child that was killed is replaced at the next `load`; sessions of the old one answer with a `Reason`.
@@ -173,15 +174,16 @@ class Worker:
         return child
 
     def _ask(self, message: tuple[object, ...], meanwhile: Callable[[], object] | None = None) -> object:
+        seconds = share(self.seconds)
         stdin, stdout = cast("IO[bytes]", self._child.stdin), cast("IO[bytes]", self._child.stdout)
         try:
             write_message(stdin, message)
             if meanwhile is not None:
                 meanwhile()
-            status, answer = cast("tuple[str, object]", read_message(_Timed(stdout, self.seconds)))
+            status, answer = cast("tuple[str, object]", read_message(_Timed(stdout, seconds)))
         except TimeoutError:
             self._kill()
-            return Reason("worker-timeout", {"seconds": self.seconds})
+            return Reason("worker-timeout", {"seconds": seconds})
         except (EOFError, BrokenPipeError):
             self._kill()
             return Reason("worker-died", {"status": self._child.returncode})
