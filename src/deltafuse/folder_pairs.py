@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from onnx import TensorProto
 
 from deltafuse.dims import Dim, parse, symbols
+from deltafuse.dtypes import dtype_name
 from deltafuse.match import Pinned
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.wire import Model
@@ -163,7 +164,7 @@ def _states(prefill: str, given: Interface, decode: str, taken: Interface) -> It
 def _difference(given: Tensor, taken: Tensor, where: Mapping[str, object]) -> Reason | None:
     """Why an output does not fit an input; an axis that is dynamic in either takes the other's size."""
     if given.dtype != taken.dtype and TensorProto.UNDEFINED not in (given.dtype, taken.dtype):
-        found, wanted = (TensorProto.DataType.Name(dtype).lower() for dtype in (given.dtype, taken.dtype))
+        found, wanted = (dtype_name(dtype) for dtype in (given.dtype, taken.dtype))
         return Reason("pair-dtype", {**where, "found": found, "wanted": wanted})
     if given.shape is None or taken.shape is None:
         return None

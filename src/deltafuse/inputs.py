@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.draws import DRAWS
+from deltafuse.dtypes import dtype_name
 from deltafuse.errors import UserError
 from deltafuse.inputs_file import read_arrays
 from deltafuse.inputs_roles import InputRole, input_roles
@@ -171,7 +172,7 @@ class _Drawer:
         elif dtype in _FLOATS:
             numbers = self._floats(rng, name, shape, role)
         else:
-            kind = TensorProto.DataType.Name(dtype) if dtype in TensorProto.DataType.values() else dtype
+            kind = dtype_name(dtype)
             raise UserError("inputs-type", f"the input {name} is of type {kind}, for which no values are drawn: "
                             "give arrays with --inputs")  # fmt: skip
         return numbers.astype(helper.tensor_dtype_to_np_dtype(dtype))

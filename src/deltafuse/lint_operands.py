@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx
 
+from deltafuse.dtypes import dtype_name
 from deltafuse.layouts import axes
 from deltafuse.lint_lengths import length_findings
-from deltafuse.lint_view import Finding, View, dtype_name, is_attention
+from deltafuse.lint_view import Finding, View, is_attention
 from deltafuse.targets.profile import Port
 
 #: Operators whose result is a view of their first input.

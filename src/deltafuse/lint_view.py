@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import AttributeProto, TensorProto
+from onnx import AttributeProto
 
 from deltafuse.dims import Dim
 from deltafuse.graph import Graph
@@ -21,7 +21,6 @@ from deltafuse.tensors import read_tensor
 from deltafuse.wire import Model
 
 _KINDS = {value: name for name, value in AttributeProto.AttributeType.items()}
-_DTYPES = {value: name.lower() for name, value in TensorProto.DataType.items()}
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,6 @@ class View:
 def is_attention(view: View) -> bool:
     """Whether this node is LinearAttention."""
     return view.operator.op == LINEAR_ATTENTION
-
-
-def dtype_name(dtype: int) -> str:
-    """``float16`` for 10."""
-    return _DTYPES.get(dtype, str(dtype))
 
 
 def kind_name(kind: int) -> str:

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 import onnx
 
 from deltafuse.dims import Dim
+from deltafuse.dtypes import dtype_name
 from deltafuse.errors import UserError
 from deltafuse.graph import Graph
 from deltafuse.shapes import Shapes
@@ -211,9 +212,8 @@ def _size(shapes: Shapes, dim: Dim) -> int | str | None:
 
 
 def _dtype_name(dtype: int) -> str:
-    known = dtype in onnx.TensorProto.DataType.values()
-    name = onnx.TensorProto.DataType.Name(dtype) if known else f"type {dtype}"
-    return _NAMES.get(name, name.lower())
+    name = dtype_name(dtype)
+    return _NAMES.get(name.upper(), name)
 
 
 def _bytes(dtype: int | None, shape: tuple[int | str | None, ...] | None) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from onnx import TensorProto
 
 from deltafuse.classes import Kind
+from deltafuse.dtypes import dtype_name
 from deltafuse.graph import Graph
 from deltafuse.probe_double import FLOATS
 from deltafuse.reasons import TEXTS, Reason
@@ -35,7 +36,7 @@ def odd_root(graph: Graph, kinds: bytearray, shapes: Shapes, roots: Sequence[int
             fix = "make the input a constant, or export the branch that it chooses"
         else:
             fix = "compute what it decides outside of the rule"
-        names = {"value": graph.name(value), "type": TensorProto.DataType.Name(dtype).lower(), "fix": fix}
+        names = {"value": graph.name(value), "type": dtype_name(dtype), "fix": fix}
         return Reason("root-type", names)
     return None
 
