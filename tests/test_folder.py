@@ -78,7 +78,10 @@ def test_the_document(fuse, exported, tmp_path):
         "vision/model.onnx": "copied",
     }
     assert models["prefill/model.onnx"]["output"] == str(tmp_path / "out/prefill/model.onnx")
-    assert [site["op"] for site in models["decode/model.onnx"]["sites"]] == ["LinearAttention"] * 3
+    assert [site["op"] for site in models["decode/model.onnx"]["sites"]] == [
+        *["LinearAttention"] * 3,
+        *["CausalConvWithState"] * 3,
+    ]
     (pair,) = found["pairs"]
     assert (pair["prefill"], pair["decode"], pair["fits"]) == ("prefill/model.onnx", "decode/model.onnx", True)
     assert {state["input"]: state["output"] for state in pair["states"]} == {

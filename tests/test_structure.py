@@ -54,7 +54,8 @@ def faults(report) -> list[tuple[str, str]]:
 def test_a_right_fusion_has_no_faults(fused, name, target):
     report = verify(*fused(name, target), level="site")
     assert (report.exit, faults(report)) == (0, [])
-    assert len(report.structure) == len(report.sites)
+    rules = [site for site in report.sites if not site.name.startswith("causal_conv")]
+    assert len(report.structure) == len(rules)
     for node in report.structure:
         assert node.notes == ()
         assert {"query", "key", "value", "beta", "g"} <= {path.port for path in node.operands}
