@@ -21,7 +21,7 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
         The model, and for each node its number in the file; the same model and None where the file is in order.
 
     Raises:
-        UserError: ``cyclic``: nodes read each other's results; ``written-twice``: only because two write the same value.
+        UserError: ``cyclic``: nodes read each other's results; ``written-twice``: two write the same value.
     """
     graph = model.graph
     if _is_sorted(graph):
