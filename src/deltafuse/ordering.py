@@ -21,10 +21,9 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
         The model, and for each node its number in the file; the same model and None where the file is in order.
 
     Raises:
-        UserError: ``cyclic``: nodes read each other's results; ``written-twice``: two nodes write the same value.
+        UserError: ``cyclic``: nodes read each other's results; ``written-twice``: two write the same value.
     """
     graph = model.graph
-    _check_written_once(graph)
     if _is_sorted(graph):
         return model, None
     order = _sorted(graph)
@@ -44,7 +43,12 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
     return replace(model, graph=renumbered), tuple(order)
 
 
-def _check_written_once(graph: Graph) -> None:
+def check_written_once(graph: Graph) -> None:
+    """Looks for a value that two nodes write, or a node and a graph input or initializer.
+
+    Raises:
+        UserError: ``written-twice``.
+    """
     writers = np.bincount(graph.writing.flat, minlength=len(graph.value_names))
     writers[[*graph.inputs, *graph.initializers]] += 1
     writers[0] = 0
@@ -88,6 +92,7 @@ def _sorted(graph: Graph) -> list[int]:
                 order.append(stack.pop())
                 continue
             if done[node] == 1:
+                check_written_once(graph)
                 name = graph.label(node)
                 raise UserError("cyclic", f"node {name} reads what is computed from it: export the model again")
             done[node] = 1
