@@ -23,6 +23,8 @@ from deltafuse.worker import Session, Worker
 
 #: Seeds that the prover did not use.
 _SEED = 1000
+#: Tokens behind one large beta would hide all others: here results are compared as a whole.
+_DRAWS = tuple(how for how in DRAWS if not how.surge)
 
 
 def prove_emitted(
@@ -51,7 +53,7 @@ def prove_emitted(
     if binding is None:
         raise _bug(plan, "there are no sizes to run it at")
     worst = 0.0
-    for seed, how in enumerate(DRAWS, _SEED):
+    for seed, how in enumerate(_DRAWS, _SEED):
         operands, _ = trial.draw(binding, how, seed)
         assignment = trial.explained.assignment
         written = assignment.write(operands)
