@@ -31,6 +31,8 @@ TEXTS.update(
 
 #: Seeds that the prover did not use.
 _SEED = 1000
+#: Tokens behind one large beta would hide all others: here results are compared as a whole.
+_DRAWS = tuple(how for how in DRAWS if not how.surge)
 
 
 def prove_emitted(
@@ -64,7 +66,7 @@ def prove_emitted(
             worker.unload(session)
             return other
     worst = 0.0
-    for seed, how in enumerate(DRAWS, _SEED):
+    for seed, how in enumerate(_DRAWS, _SEED):
         operands, _ = trial.draw(binding, how, seed)
         assignment = trial.explained.assignment
         written = assignment.write(operands)

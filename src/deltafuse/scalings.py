@@ -43,28 +43,28 @@ class Scaling:
         key = self._made_up(operands.beta.shape[2])
         return replace(
             self.of_rule(operands),
-            query=np.ldexp(operands.query, self.query),
-            key=np.ldexp(operands.key, self.key),
-            value=np.ldexp(operands.value, self.value + key[..., None]),
-            beta=np.ldexp(operands.beta, -2 * key),
-            state=np.ldexp(operands.state, np.moveaxis(self.value, 1, 2)),
+            query=_times(operands.query, self.query),
+            key=_times(operands.key, self.key),
+            value=_times(operands.value, self.value + key[..., None]),
+            beta=_times(operands.beta, -2 * key),
+            state=_times(operands.state, np.moveaxis(self.value, 1, 2)),
         )
 
     def of_rule(self, operands: Operands) -> Operands:
         """What gives the rule's result, but for `out` and `final`."""
-        query = np.ldexp(operands.query, self.query) if "query" in self.normed else operands.query
-        key = np.ldexp(operands.key, self.key) if "key" in self.normed else operands.key
+        query = _times(operands.query, self.query) if "query" in self.normed else operands.query
+        key = _times(operands.key, self.key) if "key" in self.normed else operands.key
         return replace(operands, query=query, key=key)
 
     def out(self, found: Array) -> Array:
         """The rule's output [B, T, H, V] that a site's stands for."""
         repeats = found.shape[2] // self.query.shape[2]
-        read = 0 if "query" in self.normed else np.repeat(self.query, repeats, axis=2)
-        return np.ldexp(found, -(self.value + read))
+        read = np.repeat(self.query * ("query" not in self.normed), repeats, axis=2)
+        return _times(found, -(self.value + read))
 
     def final(self, found: Array) -> Array:
         """The rule's final state [B, H, K, V] that a site's stands for."""
-        return np.ldexp(found, -np.moveaxis(self.value, 1, 2))
+        return _times(found, -np.moveaxis(self.value, 1, 2))
 
     def _made_up(self, heads: int) -> Exponents:
         """What beta and value make up for of the keys [B, T, H]."""
@@ -98,6 +98,11 @@ def scaling(how: Draw, sizes: dict[str, int], normed: Collection[str], felt: Col
         np.where(columns & 1, how.spread, -how.spread),
         frozenset(normed),
     )
+
+
+def _times(array: Array, exponents: Exponents) -> Array:
+    """An array times powers of two, exactly."""
+    return array * np.ldexp(1.0, exponents) if np.any(exponents) else array
 
 
 def growth(how: Draw, sizes: dict[str, int]) -> Exponents:
