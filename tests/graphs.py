@@ -145,11 +145,12 @@ def double(model: onnx.ModelProto) -> ort.InferenceSession:
     result = to_double(model)
     assert isinstance(result, onnx.ModelProto), result
     del result.graph.value_info[:]
-    _without_softplus(result.graph)
+    for scope in (result.graph, *result.functions):
+        _without_softplus(scope)
     return session(result)
 
 
-def _without_softplus(graph: onnx.GraphProto) -> None:
+def _without_softplus(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
     """onnxruntime has no Softplus in double: max(x, 0) + log(1 + exp(-|x|)) in its place."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
