@@ -15,9 +15,12 @@ from onnx import ModelProto, TensorProto, helper
 import graphs
 from conftest import Outcome
 from deltafuse import calls, limits
+from deltafuse.bench import open_bench
 from deltafuse.diagnosis import explained
 from deltafuse.errors import UserError
+from deltafuse.probe import Cut
 from deltafuse.protobuf import write_field
+from deltafuse.reasons import Reason
 from deltafuse.wire import scan
 from deltafuse.worker import Worker
 from exports import export
@@ -422,6 +425,16 @@ def test_a_constant_that_says_it_is_of_another_type_is_none(tmp_path: Path) -> N
     for change, known in ((of_other_type, False), (nameless, False), (lambda _: None, True)):
         graph = scan(hostile(change, tmp_path)).graph
         assert (graph.constant_head(graph.op.index("Constant")) is not None) == known
+
+
+@pytest.mark.parametrize("dims", [[1 << 40], [2] * 65])
+def test_operands_that_no_one_can_draw_are_a_reason(tmp_path: Path, dims: list[int]) -> None:
+    cut = Cut(onnx.ModelProto(), (1,), (2,), ())
+    with Worker(30.0) as worker:
+        reason = open_bench(worker, cut, {1: "query"}, {1: tuple(dims)}, {})
+    assert isinstance(reason, Reason)
+    assert reason.code == "operand-too-large"
+    assert "leave the axes dynamic" in reason.text
 
 
 def test_random_bits_flipped(fuse: Fuse, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -18,12 +19,16 @@ from deltafuse.worker import AnyArray, Session, Worker
 TEXTS.update(
     {
         "dims-unknown": "the size of {value} is not known; run onnx shape inference on the model first",
+        "operand-too-large": "{value} is declared with {axes} axes and {size} elements, at most {limit} are drawn "
+        "for a proof: declare the sizes it has, or leave the axes dynamic",
     }
 )
 
 #: Token counts tried where the axis is free: few first, one (a decode step), then past one chunk of 16, 32, 64, 128.
 TOKENS = (5, 3, 1, 17, 33, 67, 100, 130, 200, 300, 520, 2)
 
+#: What numpy takes, and a gigabyte of numbers in double.
+_MOST_AXES, _MOST_ELEMENTS = 64, 1 << 27
 _OTHERS = (7, 11, 13, 19, 23, 29, 31, 37)
 
 
@@ -112,7 +117,16 @@ def open_bench(
     shapes: Mapping[int, tuple[Dim, ...]],
     sizes: Mapping[int, tuple[Dim, ...]],
 ) -> Bench | Reason:
-    """Loads a cut in double."""
+    """Loads a cut in double.
+
+    Returns:
+        The reason where that cannot be: ``operand-too-large``, what `to_double` and the worker say.
+    """
+    for value, shape in shapes.items():
+        size = math.prod(dim for dim in shape if isinstance(dim, int))
+        if len(shape) > _MOST_AXES or size > _MOST_ELEMENTS:
+            said = {"value": names[value], "axes": len(shape), "size": f"{min(size, 1 << 63):.3g}"}
+            return Reason("operand-too-large", said | {"limit": _MOST_ELEMENTS})
     double = to_double(cut.model)
     if isinstance(double, Reason):
         return double
