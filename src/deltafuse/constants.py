@@ -16,8 +16,10 @@ import onnx
 import onnx.inliner
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
-from deltafuse.probe import cut_model
+from deltafuse.graph import Graph
+from deltafuse.probe import backward_slice, cut_model
 from deltafuse.probe_double import to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
@@ -128,6 +130,11 @@ def rounded_constant(
         ``constant-rounds``, or the reason why the constants cannot be computed; None where each is what it is.
     """
     graph = model.graph
+    nodes, _ = backward_slice(graph, inputs, ends)
+    if not any(has_body(model, graph, node) for node in nodes):
+        ends = _frontier(graph, kinds, shapes, nodes, ends)
+    if not ends:
+        return None
     cut = cut_model(model, shapes, inputs, ends)
     if isinstance(cut, Reason):
         return cut
@@ -140,6 +147,23 @@ def rounded_constant(
         return contents.astype(helper.tensor_dtype_to_np_dtype(shapes.dtype(value) or TensorProto.INT64))
 
     return rounded(worker, cut.model, settled)
+
+
+def _frontier(
+    graph: Graph, kinds: bytearray, shapes: Shapes, nodes: Sequence[int], ends: Sequence[int]
+) -> list[int]:
+    """What is computed with roundings and without data, and read by what computes data."""
+    touched: set[int] = set()
+    found = dict[int, None]()
+    for node in nodes:
+        read, made = graph.reads(node), graph.node_outputs[node]
+        if kinds[made[0]] == Kind.DATA:
+            found.update((value, None) for value in read if value in touched)
+        elif not touched.isdisjoint(read) or (
+            graph.standard[node] not in EXACT and any(shapes.dtype(value) in _STEPS for value in made if value)
+        ):
+            touched.update(made)
+    return [*found, *(value for value in ends if value in touched)]
 
 
 def rounded(worker: Worker, model: onnx.ModelProto, leaf: Callable[[str], AnyArray | None]) -> Reason | None:
@@ -156,14 +180,16 @@ def rounded(worker: Worker, model: onnx.ModelProto, leaf: Callable[[str], AnyArr
     plain = onnx.inliner.inline_local_functions(model) if model.functions else model
     flat = _Flat(leaf)
     flat.walk(plain.graph)
-    needed = _needed(flat)
-    graph = GraphProto(name="constants", node=needed, initializer=flat.tensors)
+    graph = GraphProto(name="constants", node=_needed(flat.nodes, flat.read), initializer=flat.tensors)
     alone = onnx.ModelProto(ir_version=model.ir_version, graph=graph, opset_import=model.opset_import)
     types = _types(alone)
     steps = _roundings(alone, types)
     checked = {name: source for name, source in flat.read.items() if name in steps}
     if not checked:
         return None
+    kept = [NodeProto.FromString(node.SerializeToString()) for node in _needed(alone.graph.node, checked)]
+    del alone.graph.node[:]
+    alone.graph.node.extend(kept)
     alone.graph.output.extend(onnx.ValueInfoProto(name=name) for name in checked)
     exact = to_double(alone)
     if isinstance(exact, Reason):
@@ -178,10 +204,10 @@ def rounded(worker: Worker, model: onnx.ModelProto, leaf: Callable[[str], AnyArr
     return None
 
 
-def _needed(flat: _Flat) -> list[NodeProto]:
+def _needed(ordered: Sequence[NodeProto], read: Iterable[str]) -> list[NodeProto]:
     """The nodes behind what is read."""
-    wanted, nodes = set(flat.read), list[NodeProto]()
-    for node in reversed(flat.nodes):
+    wanted, nodes = set(read), list[NodeProto]()
+    for node in reversed(ordered):
         if not wanted.isdisjoint(node.output):
             wanted.update(node.input)
             nodes.append(node)
