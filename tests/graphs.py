@@ -145,8 +145,6 @@ def double(model: onnx.ModelProto) -> ort.InferenceSession:
     """A model in double on onnxruntime."""
     result = to_double(model)
     assert isinstance(result, onnx.ModelProto), result
-    if any(node.op_type == "Softplus" for function in result.functions for node in function.node):
-        result = onnx.inliner.inline_local_functions(result)
     del result.graph.value_info[:]
     for scope in (result.graph, *result.functions):
         _without_softplus(scope)
