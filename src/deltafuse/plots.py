@@ -89,7 +89,7 @@ def _ticks(scale: _Scale, labels: Sequence[str]) -> list[str]:
     step = max(1, ceil(len(labels) / _LABELS))
     base = HEIGHT - _BOTTOM + 16
     return [
-        f'<text class="tick-x" transform="translate({scale.x(place):.1f} {base}) rotate(30)">{escape(label)}</text>'
+        f'<text class="tick-x" transform="translate({scale.x(place):.1f} {base}) rotate(-30)">{escape(label)}</text>'
         for place, label in enumerate(labels)
         if place % step == 0
     ]
