@@ -144,3 +144,17 @@ def test_external_data_of_the_file_is_found(tmp_path: Path) -> None:
     report = graphs.fuse(path, tmp_path / "fused.onnx")
     assert report.exit == 0
     assert same(model, tmp_path / "fused.onnx", report) < SAME
+
+
+@pytest.mark.parametrize("fault", ["twice", "missing"])
+def test_a_function_without_meaning_is_left_alone(fault: str, tmp_path: Path) -> None:
+    model = calling()
+    (function,) = model.functions
+    last = function.node[-1]
+    if fault == "twice":
+        function.node.append(helper.make_node("Neg", list(last.input), list(last.output)))
+    else:
+        last.output[0] = "elsewhere"
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx")
+    assert graphs.codes(report) == ["unsupported-operator"]
+    assert not (tmp_path / "fused.onnx").exists()

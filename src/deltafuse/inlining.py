@@ -114,7 +114,7 @@ def inlined(
 
 
 def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | None:
-    """The nodes that a call stands for, None where their operators are of another version than the file's."""
+    """The nodes that a call stands for, None where their operators are of another version, or a result is missing."""
     graph = model.graph
     call = graph.node(node)
     function = model.local_functions[graph.domain[node], graph.op[node]]
@@ -131,6 +131,10 @@ def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | N
         functions=model.local_functions.values(),
     )
     result = onnx.inliner.inline_selected_functions(alone, [(function.domain, function.name)])
+    written = [name for one in result.graph.node for name in one.output if name]
+    if len(written) != len(set(written)) or not {info.name for info in outputs} <= set(written):
+        # A function that no call has a meaning for: it stays as it is.
+        return None
     return tuple(_renamed(graph, result.graph.node, {info.name for info in (*inputs, *outputs)}, f"{node}.{depth}"))
 
 

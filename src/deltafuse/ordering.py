@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-
-import numpy as np
+from pathlib import Path
 
 from deltafuse.errors import UserError
 from deltafuse.graph import Graph, Runs, Spans
+from deltafuse.sanity import check_written_once
 from deltafuse.wire import Model
 
 
@@ -21,12 +21,12 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
         The model, and for each node its number in the file; the same model and None where the file is in order.
 
     Raises:
-        UserError: ``cyclic``: nodes read each other's results; ``written-twice``: two write the same value.
+        UserError: ``cyclic``: nodes read each other's results; ``value-written-twice``: two write the same value.
     """
     graph = model.graph
     if _is_sorted(graph):
         return model, None
-    order = _sorted(graph)
+    order = _sorted(model.path, graph)
     numbers = {old: new for new, old in enumerate(order)}
     renumbered = replace(
         graph,
@@ -41,20 +41,6 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
         _heads={},
     )
     return replace(model, graph=renumbered), tuple(order)
-
-
-def check_written_once(graph: Graph) -> None:
-    """Looks for a value that two nodes write, or a node and a graph input or initializer.
-
-    Raises:
-        UserError: ``written-twice``.
-    """
-    writers = np.bincount(graph.writing.flat, minlength=len(graph.value_names))
-    writers[[*graph.inputs, *graph.initializers]] += 1
-    writers[0] = 0
-    if writers.max() > 1:
-        name = graph.name(int(writers.argmax()))
-        raise UserError("written-twice", f"the value {name} is written twice: give one of the two another name")
 
 
 def _spans(ranges: Sequence[tuple[int, int]]) -> Spans:
@@ -72,7 +58,7 @@ def _is_sorted(graph: Graph) -> bool:
     return not bool((graph.producers[graph.reading.flat] >= graph.reading.row_numbers()).any())
 
 
-def _sorted(graph: Graph) -> list[int]:
+def _sorted(path: Path, graph: Graph) -> list[int]:
     """Depth-first from each node in the file's order, without recursion: what is in order stays so."""
     producer = graph.producer
     done = bytearray(len(graph.op))
@@ -92,7 +78,7 @@ def _sorted(graph: Graph) -> list[int]:
                 order.append(stack.pop())
                 continue
             if done[node] == 1:
-                check_written_once(graph)
+                check_written_once(path, graph)
                 name = graph.label(node)
                 raise UserError("cyclic", f"node {name} reads what is computed from it: export the model again")
             done[node] = 1

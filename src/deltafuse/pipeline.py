@@ -23,7 +23,7 @@ from deltafuse.limits import bounded
 from deltafuse.match import FuseReport, Match, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
-from deltafuse.ordering import check_written_once, in_order
+from deltafuse.ordering import in_order
 from deltafuse.patterns import Pattern
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
@@ -155,7 +155,6 @@ def _search(
     file: Model, base: Inlined, rules: Sequence[Pattern | Expression], clock: _Clock, worker: Worker
 ) -> _Found:
     with clock.stage("scanning"):
-        check_written_once(base.model.graph)
         model, order = in_order(base.model)
         kinds = classes.classify(model)
         shapes = Shapes(model)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from deltafuse.errors import UserError
@@ -46,11 +47,17 @@ def _check_names(model: Model) -> None:
             )
 
 
-def _check_sources(path: Path, graph: Graph) -> None:
-    """Each value that is read is given by the graph's inputs, an initializer or one node; nothing by two of them."""
-    given = np.array(graph.inputs, np.int64)
+def check_written_once(path: Path, graph: Graph) -> npt.NDArray[np.int64]:
+    """Looks for a value that two nodes write, or a node and a graph input or initializer.
+
+    Returns:
+        How many nodes, inputs and written initializers give each value.
+
+    Raises:
+        UserError: ``value-written-twice``.
+    """
     sources = np.bincount(graph.writing.flat, minlength=len(graph.value_names))
-    np.add.at(sources, given, 1)
+    np.add.at(sources, np.array(graph.inputs, np.int64), 1)
     sources[list(graph.initializers)] += sources[list(graph.initializers)] > 0
     sources[0] = 1
     twice = np.flatnonzero(sources > 1)
@@ -60,6 +67,12 @@ def _check_sources(path: Path, graph: Graph) -> None:
             f"{path}: the value {graph.name(int(twice[0]))!r} is given more than once, by nodes, inputs or initializers"
             ": rename one, or export the model again",
         )
+    return sources
+
+
+def _check_sources(path: Path, graph: Graph) -> None:
+    """Each value that is read is given by the graph's inputs, an initializer or one node; nothing by two of them."""
+    sources = check_written_once(path, graph)
     sources[list(graph.initializers)] = 1
     read = np.concatenate(
         [graph.reading.flat, np.array([v for values in graph.captures.values() for v in values], np.int64)]
