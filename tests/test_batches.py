@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import graphs
 import loops
-from deltafuse import pipeline
+from deltafuse import pipeline, prover
 from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions, SilentProgress
 from exports import export
@@ -112,13 +112,26 @@ BUMP = """batch = Gather<axis = 0>(shape, zero)
 NUMBERS = "int64 zero = {0}, float three = {3}, float steep = {-1000}, float whole = {1}, float scale = {0.25}"
 
 
-@pytest.mark.parametrize(("batch", "status", "code"), [(2, "fused", ""), (3, "refused", "other-at-size")])
-def test_the_batch_that_is_asked_for_is_proven(batch: int, status: str, code: str, tmp_path: Path) -> None:
-    model = loops.loop(
+def bumped() -> onnx.ModelProto:
+    """A loop that is the rule for every batch but three."""
+    return loops.loop(
         ("float scale = {0.25}", NUMBERS),
         ("final_state, outs", f"{BUMP}final_state, outs"),
         ("update = Mul(k1, delta_row)", "part = Mul(k1, delta_row)\n    update = Mul(part, factor)"),
     )
-    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx", batch=batch)
+
+
+def test_a_factor_that_the_batch_makes_is_refused(tmp_path: Path) -> None:
+    report = graphs.fuse(graphs.save(bumped(), tmp_path), tmp_path / "out.onnx", batch=2)
+    assert ([site.status for site in report.sites], graphs.codes(report)) == (["near-miss"], ["position-gate"])
+
+
+@pytest.mark.parametrize(("batch", "status", "code"), [(2, "fused", ""), (3, "refused", "other-at-size")])
+def test_the_batch_that_is_asked_for_is_proven(
+    batch: int, status: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Were the guard blind to what sizes make, the run at the batch that is asked for would still tell.
+    monkeypatch.setattr(prover, "find_guard", lambda *_, **__: None)
+    report = graphs.fuse(graphs.save(bumped(), tmp_path), tmp_path / "out.onnx", batch=batch)
     assert ([site.status for site in report.sites], graphs.codes(report)) == ([status], [code])
     assert (tmp_path / "out.onnx").exists() == (status == "fused")
