@@ -13,6 +13,7 @@ import onnx
 from deltafuse.dims import Dim, Expr
 from deltafuse.graph import Graph
 from deltafuse.shape_unions import Unions
+from deltafuse.wire import Model
 
 T = TypeVar("T", covariant=True)
 
@@ -28,6 +29,7 @@ MAX_ELEMENTS = 1024
 class Engine(Protocol):
     """What an `Op` asks of `deltafuse.shapes.Shapes`."""
 
+    model: Model
     graph: Graph
     unions: Unions
 

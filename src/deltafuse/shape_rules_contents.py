@@ -17,7 +17,7 @@ from deltafuse.shape_op import MAX_ELEMENTS, Contents, ContentsRule, Op, element
 from deltafuse.shape_rules_arithmetic import FOLDS, box, fold
 from deltafuse.shape_rules_index import shape_window, slice_arguments
 from deltafuse.shape_rules_layout import normalised, product
-from deltafuse.tensors import TensorHead, read_tensor
+from deltafuse.tensors import TensorHead, constant_head, read_tensor
 from deltafuse.wire import Model
 
 _FLOATS = ("FLOAT16", "FLOAT", "DOUBLE")
@@ -162,7 +162,10 @@ def _constant_of_shape(op: Op) -> Contents | None:
         return None
     if value is not None and value.t.data_location == onnx.TensorProto.EXTERNAL:
         # some writers put even the one number that fills the tensor into a file beside the model
-        return None
+        model = op.engine.model
+        head = constant_head(model.data, op.engine.graph.attribute_spans[op.index])
+        read = None if head is None else read_small(model, head)
+        return None if read is None or not read.size else np.full(sizes, read.ravel()[0], dtype=object)
     item = 0.0 if value is None else cast("object", np.ravel(numpy_helper.to_array(value.t)).tolist()[0])
     return np.full(sizes, item, dtype=object)
 

@@ -48,7 +48,7 @@ class Shapes:
         self.graph = model.graph if graph is None else graph
         self.defined: dict[int, tuple[tuple[Dim | None, ...] | None, int | None]] = {}
         self._sizes: Mapping[str, int] = {} if sizes is None else sizes
-        self._model = model
+        self.model = model
         self._shapes: dict[int, tuple[Dim, ...] | None] = {0: None}
         self._contents: dict[int, Contents | None] = {0: None}
         self._dtypes: dict[int, int | None] = {0: None}
@@ -88,7 +88,7 @@ class Shapes:
 
     def again(self, sizes: Mapping[str, int]) -> Shapes:
         """A new engine over the same file and the same defined values, with numbers for some symbols."""
-        fresh = Shapes(self._model, sizes)
+        fresh = Shapes(self.model, sizes)
         for value, (shape, dtype) in self.defined.items():
             fresh.define(value, shape, dtype)
         return fresh
@@ -98,7 +98,7 @@ class Shapes:
         span = attribute_span(self.graph, node, name)
         if span is None:
             return None
-        inner = Shapes(self._model, self._sizes, scan_body(self._model, span))
+        inner = Shapes(self.model, self._sizes, scan_body(self.model, span))
         graph = inner.graph
         read = [value for value, node in enumerate(graph.producer) if node < 0 and value not in graph.inputs]
         around = {value: self.graph.find(graph.name(value)) for value in read if value not in graph.initializers}
@@ -114,7 +114,7 @@ class Shapes:
     def call(self, node: int) -> Shapes:
         """An engine for the function that a node calls, with what it is given defined already."""
         if node not in self._called:
-            inner = Shapes(scan_call(self._model, self.graph, node), self._sizes)
+            inner = Shapes(scan_call(self.model, self.graph, node), self._sizes)
             given = zip(self.graph.node_inputs[node], inner.graph.inputs, strict=False)
             self._called[node] = self._inside(inner, given)
         return self._called[node]
@@ -199,7 +199,7 @@ class Shapes:
 
     def _rule(self, node: int, kind: int) -> Rule[Any] | None:
         graph, domain = self.graph, self.graph.domain[node]
-        if is_call(self._model, graph, node):
+        if is_call(self.model, graph, node):
             return CALL_RULES[kind]
         return _TABLES[kind].get(rule_key(graph.op[node], domain) if domain else graph.standard[node])
 
@@ -242,7 +242,7 @@ class Shapes:
         elif kind == _DTYPE:
             self._dtypes[value] = head.dtype
         else:
-            self._contents[value] = read_small(self._model, head)
+            self._contents[value] = read_small(self.model, head)
 
     def _run(self, value: int, kind: int) -> Any:
         node = self.graph.producer[value]
