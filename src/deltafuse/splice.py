@@ -109,8 +109,9 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
 
 
 def between(graph: Graph, match: AnyMatch) -> list[int]:
-    """The nodes that compute a site's results from its operands."""
-    return backward_slice(graph, [r.value for r in match.operands()], [r.value for r in match.results()])[0]
+    """The nodes that compute a site's results from its operands and from the sizes that it reads of other values."""
+    sizes = match.sizes if isinstance(match, Match) else ()
+    return backward_slice(graph, [*sizes, *(r.value for r in match.operands())], [r.value for r in match.results()])[0]
 
 
 def stuck(graph: Graph, plans: Sequence[AnyPlan], removed: Removed) -> dict[str, int]:
