@@ -38,7 +38,7 @@ def worker() -> Iterator[Worker]:
 def planned(path: Path, worker: Worker) -> tuple[Plan, Trial, int]:
     model = scan(path)
     kinds, shapes, rule = classify(model), Shapes(model), graphs.pattern()
-    sites, trials = prove_sites(model, kinds, shapes, (rule,), worker, Finder(model, kinds, shapes, rule).find(), str)
+    sites, trials = prove_sites(model, kinds, shapes, (rule,), worker, Finder(model, kinds, shapes, rule), str)
     plan = targets.get("ascend-310p").plan(sites[0], TargetOptions())
     assert isinstance(plan, Plan), plan
     return plan, trials[sites[0].class_key], model.opset_imports[""]

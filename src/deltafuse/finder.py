@@ -54,6 +54,24 @@ class Candidate:
     frontier: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Place:
+    """A core that is worth a look.
+
+    Attributes:
+        name: of the candidate.
+        known_by: what its anchors have in common.
+        core: its nodes, ascending.
+        entries, frontier: the data values that it reads, and those that something outside reads.
+    """
+
+    name: str
+    known_by: int
+    core: tuple[int, ...]
+    entries: tuple[int, ...]
+    frontier: tuple[int, ...]
+
+
 class Finder:
     """Finds the candidates of one pattern, or of several with the same anchors and fence, in one graph.
 
@@ -87,9 +105,17 @@ class Finder:
 
         They come one by one, so that what a proof tells of a site's outputs (their shapes) is known for the next one.
         """
+        for place in self.places:
+            candidate = self.candidate(place)
+            if candidate is not None:
+                yield candidate
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """The cores of all candidates in the order of their first anchor."""
         anchors = self._anchors.find()
         if not anchors:
-            return
+            return ()
         sites: dict[int, int] = {}
         for known_by in anchors.values():
             sites.setdefault(known_by, len(sites))
@@ -98,10 +124,18 @@ class Finder:
         members = {known_by: cores.nodes(colour) for known_by, colour in sites.items()}
         likely = [known_by for known_by, core in members.items() if self._contracts(core)]
         names = _names(self._graph, [members[by] for by in likely], [other.name for other in self._others])
-        for name, by in zip([self._fresh(name) for name in names], likely, strict=True):
-            candidate = self._candidate(name, by, members[by], cores.entries(sites[by]), cores.frontier(sites[by]))
-            if candidate is not None:
-                yield candidate
+        return tuple(
+            Place(name, by, *map(tuple, (members[by], cores.entries(sites[by]), cores.frontier(sites[by]))))
+            for name, by in zip([self._fresh(name) for name in names], likely, strict=True)
+        )
+
+    def candidate(self, place: Place) -> Candidate | None:
+        """The candidate that a core is part of, None where too little enters it."""
+        roots = self._roots(place.entries, place.known_by)
+        if len(roots) < self._pattern.least_roots:
+            return None
+        sizes, nodes = self._close(roots, place.frontier, self._shape_results)
+        return Candidate(place.name, tuple(roots), tuple(sizes.items()), place.core, tuple(nodes), place.frontier)
 
     @property
     def anchors_are(self) -> str:
@@ -162,16 +196,7 @@ class Finder:
                 value_colours[value] = colour
         return colours
 
-    def _candidate(
-        self, name: str, known_by: int, core: list[int], entries: list[int], frontier: list[int]
-    ) -> Candidate | None:
-        roots = self._roots(entries, known_by)
-        if len(roots) < self._pattern.least_roots:
-            return None
-        sizes, nodes = self._close(roots, frontier)
-        return Candidate(name, tuple(roots), tuple(sizes.items()), tuple(core), tuple(nodes), tuple(frontier))
-
-    def _roots(self, entries: list[int], known_by: int) -> list[int]:
+    def _roots(self, entries: Sequence[int], known_by: int) -> list[int]:
         """What a core is made of, the gate first: the log decay, or else beta, the root with the fewest numbers."""
         if self._pattern.decay != "none":
             return self._climber.roots(entries, known_by)
@@ -182,30 +207,31 @@ class Finder:
         shape = self._shapes.shape(root) or ()
         return prod(evaluate(dim, dict.fromkeys(symbols(dim), _ANY)) for dim in shape)
 
-    def _close(self, roots: list[int], frontier: list[int]) -> tuple[dict[int, tuple[Dim, ...]], list[int]]:
+    def _close(
+        self, roots: Sequence[int], frontier: Sequence[int], known: frozenset[int]
+    ) -> tuple[dict[int, tuple[Dim, ...]], list[int]]:
         """The shapes of data that are read between roots and frontier, and the nodes between all these.
 
         A shape that is not known is no end: what it is the shape of must then lie inside.
         """
-        graph, known = self._graph, self._shape_results
+        graph = self._graph
         nodes, _ = backward_slice(graph, known.union(roots), frontier)
         read = dict.fromkeys(value for node in nodes for value in graph.node_inputs[node] if value in known)
         contents = {result: self._shapes.contents(result) for result in read}
         unknown = [result for result, found in contents.items() if found is None or None in found.ravel().tolist()]
         if unknown:
-            known.difference_update(unknown)
-            return self._close(roots, frontier)
+            return self._close(roots, frontier, known.difference(unknown))
         return {result: tuple(found.ravel().tolist()) for result, found in contents.items() if found is not None}, nodes
 
     @cached_property
-    def _shape_results(self) -> set[int]:
+    def _shape_results(self) -> frozenset[int]:
         """Results of Shape nodes on data."""
         graph, kinds = self._graph, self._kinds
-        return {
+        return frozenset(
             graph.node_outputs[node][0]
             for node, op in enumerate(graph.op)
             if op == "Shape" and kinds[graph.node_inputs[node][0]] == Kind.DATA
-        }
+        )
 
 
 def _names(graph: Graph, cores: Sequence[list[int]], taken: Sequence[str]) -> list[str]:

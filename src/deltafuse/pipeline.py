@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,8 +145,12 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
     for family in patterns.families([rule for rule in rules if not isinstance(rule, Expression)]):
         with clock.stage("finding and proving"):
             finder = Finder(model, kinds, shapes, family[0], tuple(candidates))
-            found = _kept(finder.find(), candidates)
-            more, proven = prove_sites(model, kinds, shapes, family, worker, found, clock.progress.note)
+
+            def advance(candidate: Candidate) -> None:
+                candidates.append(candidate)
+                clock.progress.note(candidate.name)
+
+            more, proven = prove_sites(model, kinds, shapes, family, worker, finder, advance)
             if not sites:
                 anchors[finder.anchors_are] = finder.anchors_seen()
         sites += outcome.worth_telling(more, family, sites)
@@ -156,12 +160,6 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
         ordinary = [rule for rule in rules if isinstance(rule, Expression)]
         expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
     return _Found(file, model, order, shapes, tuple(sites), trials, anchors, expressions)
-
-
-def _kept(candidates: Iterator[Candidate], into: list[Candidate]) -> Iterator[Candidate]:
-    for candidate in candidates:
-        into.append(candidate)
-        yield candidate
 
 
 def _plan(

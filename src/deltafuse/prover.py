@@ -26,7 +26,7 @@ from deltafuse.roles import Assignment, gate_layouts
 from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
-from deltafuse.size_choices import turns_fail
+from deltafuse.size_choices import turns, turns_fail
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
 from deltafuse.wire import Model
@@ -75,15 +75,32 @@ class Proven:
     trial: Trial
 
 
+class Outlook:
+    """Is told what a proof will give if it holds, while it is still going on; here it takes no notice."""
+
+    def expect(self, likely: Proven, pattern: Pattern) -> None:
+        """The rule was found, and nothing more is asked of the graph; validity and error are those of the first run."""
+
+    def retract(self) -> None:
+        """What was expected does not hold."""
+
+
 def prove(
-    model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, worker: Worker, candidate: Candidate
+    model: Model,
+    kinds: bytearray,
+    shapes: Shapes,
+    pattern: Pattern,
+    worker: Worker,
+    candidate: Candidate,
+    outlook: Outlook | None = None,
 ) -> Proven | Reason:
     """Proves one candidate; every step that fails ends with its reason."""
+    outlook = Outlook() if outlook is None else outlook
     chains = region.exits(model.graph, candidate)
     first: Reason | None = None
     for reading in readings(model, kinds, shapes, worker, candidate, pattern.decay):
         setting = Setting(model, kinds, shapes, pattern, worker, candidate, reading, chains)
-        outcome = _prove_reading(setting)
+        outcome = _prove_reading(setting, outlook)
         if not isinstance(outcome, Reason):
             return outcome
         first = outcome if first is None else first
@@ -92,14 +109,15 @@ def prove(
     return first if first is not None else Reason("no-output")
 
 
-def _prove_reading(setting: Setting) -> Proven | Reason:
+def _prove_reading(setting: Setting, outlook: Outlook) -> Proven | Reason:
     bench = open_cut(setting)
     if isinstance(bench, Reason):
         sizes = tuple(value for value, _ in setting.candidate.sizes)
         guard = _guard(setting, (*setting.roots, *sizes), setting.candidate.frontier)
         return guard if guard is not None and bench.code == "cut-does-not-load" else bench
-    outcome = _prove_on(setting, bench)
+    outcome = _prove_on(setting, bench, outlook)
     if isinstance(outcome, Reason):
+        outlook.retract()
         setting.worker.unload(bench.session)
     return outcome
 
@@ -125,7 +143,7 @@ def open_cut(setting: Setting) -> Bench | Reason:
     return open_bench(setting.worker, cut, names, known, sizes)
 
 
-def _prove_on(setting: Setting, bench: Bench) -> Proven | Reason:
+def _prove_on(setting: Setting, bench: Bench, outlook: Outlook) -> Proven | Reason:
     """Tries the sizes in turn; the reason is what went wrong at the first size that ran, or at the first at all."""
     gate = setting.roots[0]
     stuck: Reason | None = None
@@ -137,7 +155,7 @@ def _prove_on(setting: Setting, bench: Bench) -> Proven | Reason:
         if isinstance(tried, Fit):
             assignment = tried.explained.assignment
             layout = next(assignment.layouts[role] for role, value in assignment.values.items() if value == gate)
-            return _conclude(setting, bench, tried, rebound(bench, gate, layout, assignment.sizes, binding))
+            return _conclude(setting, bench, tried, rebound(bench, gate, layout, assignment.sizes, binding), outlook)
         if isinstance(tried, Reason) and tried.code != "cut-does-not-run":
             return tried
         runs.append((binding, isinstance(tried, _Odd)))
@@ -200,42 +218,47 @@ def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int]) -> Reas
     return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt, decays=decays)
 
 
-def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Proven | Reason:
+def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outlook: Outlook) -> Proven | Reason:
+    """Everything that is asked of the graph first, then what only runs tell."""
     explained, out, final = fit.explained, fit.out, fit.final
-    guard = _guard(setting, bench.cut.inputs, [value for value in (out, final) if value is not None])
+    graph, shapes = setting.model.graph, setting.shapes
+    results = [value for value in (out, final) if value is not None]
+    guard = _guard(setting, bench.cut.inputs, results)
     if guard is not None:
         return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
-    loops = [node for node in setting.candidate.core if setting.model.graph.op[node] in LOOPS]
-    short = short_loop(setting.model, setting.kinds, setting.shapes, loops) if binding.tokens is not None else None
+    loops = [node for node in setting.candidate.core if graph.op[node] in LOOPS]
+    short = short_loop(setting.model, setting.kinds, shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
-    loose = free_heads(setting.model.graph, setting.shapes, explained.assignment)
+    loose = free_heads(graph, shapes, explained.assignment)
     if loose is not None:
         return loose
+    choices = turns(graph, shapes, backward_slice(graph, bench.cut.inputs, results)[0])
+    likely = _likely(trial)
+    outlook.expect(likely, setting.pattern)
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
-    nodes, _ = backward_slice(setting.model.graph, bench.cut.inputs, [v for v in (out, final) if v is not None])
     for fault in (
         other_beyond(trial, binding, validity, looping=bool(loops)),
         alone_fails(trial, at),
-        turns_fail(trial, binding, validity, setting.model.graph, setting.shapes, nodes),
+        turns_fail(trial, binding, validity, choices),
     ):
         if fault is not None:
             return fault
     errors = _errors(trial, at)
     if isinstance(errors, Reason):
         return errors
-    return Proven(
-        explained.assignment,
-        out,
-        explained.outs[out],
-        final,
-        "" if final is None else explained.finals[final],
-        validity,
-        max(errors),
-        len(errors),
-        replace(trial, binding=at, validity=validity),
-    )
+    proven = replace(trial, binding=at, validity=validity)
+    return replace(likely, validity=validity, max_error=max(errors), draws=len(errors), trial=proven)
+
+
+def _likely(trial: Trial) -> Proven:
+    """What will be proven of a site if all further runs agree with the rule too."""
+    explained, out, final = trial.explained, trial.out, trial.final
+    tokens = explained.assignment.sizes["T"]
+    first = Validity(tokens, tokens, None, None, (tokens,))
+    layouts = (explained.outs[out], "" if final is None else explained.finals[final])
+    return Proven(explained.assignment, out, layouts[0], final, layouts[1], first, 0.0, 0, trial)
 
 
 def _errors(trial: Trial, at: Binding) -> list[float] | Reason:

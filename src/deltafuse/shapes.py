@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from deltafuse.dims import Dim, Expr, is_clamped, substitute, symbols, weight
@@ -90,6 +91,19 @@ class Shapes:
         for value, (shape, dtype) in self.defined.items():
             fresh.define(value, shape, dtype)
         return fresh
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Notes what is known; the result is to be called to go back to that."""
+        tables: tuple[dict[int, Any], ...] = (*self._memo, self.defined)
+        kept, known = copy.deepcopy((self.names, self.unions)), [cast("dict[int, Any]", {**table}) for table in tables]
+
+        def back() -> None:
+            self.names, self.unions = kept
+            for table, entries in zip(tables, known, strict=True):
+                table.clear()
+                table.update(entries)
+
+        return back
 
     def body(self, node: int, name: str) -> Shapes | None:
         """An engine for the subgraph in attribute `name` of a node; what it reads from outside is defined already."""
@@ -209,27 +223,16 @@ class Shapes:
     def _settle(self, value: int, kind: int) -> None:
         head = self._head(value)
         if head is not None:
-            self._settle_constant(value, kind, head)
-        elif kind == _SHAPE:
-            self._settle_shapes(value)
-        elif kind == _CONTENTS:
-            self._settle_contents(value)
+            found = head.dims if kind == _SHAPE else head.dtype if kind == _DTYPE else read_small(self._model, head)
+            cast("dict[int, Any]", self._memo[kind])[value] = found
         else:
-            self._settle_dtypes(value)
+            (self._settle_shapes, self._settle_contents, self._settle_dtypes)[kind](value)
 
     def _head(self, value: int) -> TensorHead | None:
         if value in self.graph.initializers:
             return self.graph.initializers[value]
         node = self.graph.producer[value]
         return None if node < 0 else self.graph.constant_head(node)
-
-    def _settle_constant(self, value: int, kind: int, head: TensorHead) -> None:
-        if kind == _SHAPE:
-            self._shapes[value] = head.dims
-        elif kind == _DTYPE:
-            self._dtypes[value] = head.dtype
-        else:
-            self._contents[value] = read_small(self._model, head)
 
     def _run(self, value: int, kind: int) -> Any:
         node = self.graph.producer[value]
