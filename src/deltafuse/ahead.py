@@ -16,7 +16,7 @@ from deltafuse.finder import Candidate, Finder
 from deltafuse.patterns import Pattern
 from deltafuse.prover import Outlook, Proven
 from deltafuse.shapes import Shapes
-from deltafuse.signature import Signature, Signer
+from deltafuse.signature import Signature, sign
 from deltafuse.worker import Worker
 
 T = TypeVar("T")
@@ -42,7 +42,6 @@ class Lookahead(Outlook, Generic[T]):
 
     Args:
         finder: finds them.
-        signer: signs them.
         shapes: what all this asks; goes back to what it was where a proof does not hold.
         worker: whose waiting times are used.
         settle: says what becomes of a candidate if it is what is likely, and tells `shapes` of it: likely outcome and
@@ -52,13 +51,11 @@ class Lookahead(Outlook, Generic[T]):
     def __init__(
         self,
         finder: Finder,
-        signer: Signer,
         shapes: Shapes,
         worker: Worker,
         settle: Callable[[Proven, Pattern, Seen[T], Seen[T]], T],
     ) -> None:
         self._finder = finder
-        self._signer = signer
         self._shapes = shapes
         self._worker = worker
         self._settle = settle
@@ -118,5 +115,5 @@ class Lookahead(Outlook, Generic[T]):
             candidate = self._finder.candidate(places[self._next])
             self._next += 1
             if candidate is not None:
-                return Seen(candidate, self._signer.sign(candidate), self._next)
+                return Seen(candidate, sign(self._shapes, candidate), self._next)
         return None

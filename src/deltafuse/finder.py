@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -20,8 +20,10 @@ from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
+from deltafuse.repeats import Repeats
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model
+from deltafuse.wiring import Wiring, Wirings
 
 _JOINED = -2
 _FREE = -1
@@ -44,6 +46,7 @@ class Candidate:
         core: nodes that depend on an anchor, ascending.
         nodes: `core` and all that lies between it and the roots, constants and shape arithmetic too, ascending.
         frontier: values of the core that something outside reads, or that are graph outputs.
+        wiring: of `nodes` between `roots` and `frontier`.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Candidate:
     core: tuple[int, ...]
     nodes: tuple[int, ...]
     frontier: tuple[int, ...]
+    wiring: Wiring = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class Finder:
         self._pattern = pattern
         self._others = others
         self._climber = Climber(graph, kinds, shapes, pattern.fence)
+        self._wirings, self._repeats = Wirings(model), Repeats(graph, shapes)
         self._anchors = (
             ContractionAnchors(model, kinds, self._climber, pattern, {node for one in others for node in one.nodes})
             if pattern.decay == "none"
@@ -134,8 +139,9 @@ class Finder:
         roots = self._roots(place.entries, place.known_by)
         if len(roots) < self._pattern.least_roots:
             return None
-        sizes, nodes = self._close(roots, place.frontier, self._shape_results)
-        return Candidate(place.name, tuple(roots), tuple(sizes.items()), place.core, tuple(nodes), place.frontier)
+        sizes, nodes, wiring = self._close(roots, place.frontier, self._shape_results)
+        outer = (tuple(roots), tuple(sizes.items()))
+        return Candidate(place.name, *outer, place.core, tuple(nodes), place.frontier, wiring)
 
     @property
     def anchors_are(self) -> str:
@@ -209,7 +215,7 @@ class Finder:
 
     def _close(
         self, roots: Sequence[int], frontier: Sequence[int], known: frozenset[int]
-    ) -> tuple[dict[int, tuple[Dim, ...]], list[int]]:
+    ) -> tuple[dict[int, tuple[Dim, ...]], list[int], Wiring]:
         """The shapes of data that are read between roots and frontier, and the nodes between all these.
 
         A shape that is not known is no end: what it is the shape of must then lie inside.
@@ -217,11 +223,13 @@ class Finder:
         graph = self._graph
         nodes, _ = backward_slice(graph, known.union(roots), frontier)
         read = dict.fromkeys(value for node in nodes for value in graph.node_inputs[node] if value in known)
-        contents = {result: self._shapes.contents(result) for result in read}
+        wiring = self._wirings.of(roots, nodes, frontier)
+        contents = self._repeats.contents(wiring, roots, nodes, read)
         unknown = [result for result, found in contents.items() if found is None or None in found.ravel().tolist()]
         if unknown:
             return self._close(roots, frontier, known.difference(unknown))
-        return {result: tuple(found.ravel().tolist()) for result, found in contents.items() if found is not None}, nodes
+        sizes = {result: tuple(found.ravel().tolist()) for result, found in contents.items() if found is not None}
+        return sizes, nodes, wiring
 
     @cached_property
     def _shape_results(self) -> frozenset[int]:

@@ -18,7 +18,6 @@ from deltafuse.patterns import Pattern
 from deltafuse.prover import Outlook, Proven, prove
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
-from deltafuse.signature import Signer
 from deltafuse.trial import Trial
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
@@ -60,7 +59,7 @@ def prove_sites(
             _define(shapes, site)
         return site
 
-    ahead = Lookahead(finder, Signer(model, shapes), shapes, worker, settle)
+    ahead = Lookahead(finder, shapes, worker, settle)
     for own in ahead:
         advance(own.candidate)
         seen.update(own.candidate.core)
