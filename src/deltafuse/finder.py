@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
 from deltafuse.anchors import ContractionAnchors, DecayAnchors, contracts_data
 from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
@@ -222,7 +224,8 @@ class Finder:
         """
         graph = self._graph
         nodes, _ = backward_slice(graph, known.union(roots), frontier)
-        read = dict.fromkeys(value for node in nodes for value in graph.node_inputs[node] if value in known)
+        reads, _ = graph.reading.take(np.array(nodes, np.int32))
+        read = dict.fromkeys(value for value in reads.tolist() if value in known)
         wiring = self._wirings.of(roots, nodes, frontier)
         contents = self._repeats.contents(wiring, roots, nodes, read)
         unknown = [result for result, found in contents.items() if found is None or None in found.ravel().tolist()]

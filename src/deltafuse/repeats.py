@@ -30,6 +30,9 @@ class Repeats:
         self._known: dict[bytes, list[Contents | None]] = {}
         self._is_declared = np.zeros(len(graph.value_names), np.bool_)
         self._is_declared[list(graph.type_spans)] = True
+        self._is_constant = np.zeros(len(graph.value_names), np.bool_)
+        self._is_constant[list(graph.initializers)] = True
+        self._is_inside = np.zeros(len(graph.value_names), np.bool_)
 
     def contents(self, wiring: Wiring, roots: Sequence[int], nodes: Sequence[int], results: Iterable[int]) -> Found:
         """What results of Shape nodes hold, which some nodes read.
@@ -58,37 +61,44 @@ class Repeats:
 
         That is declared shapes, names in subgraphs, values of which the engine was told, and what is read from outside.
         """
-        graph = self._graph
+        graph, is_inside = self._graph, self._is_inside
         written, _ = graph.writing.take(np.array(nodes, np.int32))
-        inside: set[int] = set(written.tolist())
-        read = set(wiring.places) - inside - graph.initializers.keys()
+        is_inside[written] = True
+        met = wiring.values[wiring.firsts]
+        outer: list[int] = met[~(is_inside[met] | self._is_constant[met])].tolist()
+        told = any(is_inside[value] for value in self._shapes.defined.keys() - set(roots))
+        is_inside[written] = False
         return bool(
-            self._is_declared[written].any()
+            told
+            or self._is_declared[written].any()
             or not graph.captures.keys().isdisjoint(nodes)
-            or not (self._shapes.defined.keys() - set(roots)).isdisjoint(inside)
-            or not read <= {0, *roots, *asked}
+            or not {0, *roots, *asked}.issuperset(outer)
         )
 
     def _key(self, wiring: Wiring, roots: Sequence[int], asked: Sequence[int]) -> bytes:
         """The same for parts with the same shapes inside: what they are, start from, and ask of which values."""
-        graph, shapes, places = self._graph, self._shapes, wiring.places
+        shapes = self._shapes
         starts = [f"{shapes.dtype(value)} {shapes.shape(value)}".encode() for value in roots]
-        questions: list[bytes] = []
-        for result in asked:
-            node = graph.producer[result]
-            source = places.get(graph.node_inputs[node][0], -1)
-            start, stop = graph.attribute_spans.whole(node)
-            questions.append(b"%d %d" % (places[result], source) + graph.data[start:stop])
-        return hashed([wiring.key, *starts, b"asks", *questions])
+        places = (wiring.places(values).tobytes() for values in (asked, self._sources(asked)))
+        attributes = [self._attributes(result) for result in asked]
+        return hashed([wiring.key, *starts, b"asks", *places, *attributes])
+
+    def _sources(self, asked: Sequence[int]) -> list[int]:
+        """What the results are the shapes of."""
+        graph = self._graph
+        return [graph.node_inputs[graph.producer[result]][0] for result in asked]
+
+    def _attributes(self, result: int) -> memoryview:
+        start, stop = self._graph.attribute_spans.whole(self._graph.producer[result])
+        return self._graph.data[start:stop]
 
     def _agrees(self, wiring: Wiring, asked: Sequence[int], before: Sequence[Contents | None]) -> bool:
         """Whether what comes from outside of the part is the same as before."""
-        graph = self._graph
-        for result, expected in zip(asked, before, strict=True):
-            if graph.node_inputs[graph.producer[result]][0] not in wiring.places:
-                found = self._shapes.contents(result)
-                if found is None or expected is None or found.tolist() != expected.tolist():
-                    return False
+        outside: list[int] = np.flatnonzero(wiring.places(self._sources(asked)) < 0).tolist()
+        for index in outside:
+            found, expected = self._shapes.contents(asked[index]), before[index]
+            if found is None or expected is None or found.tolist() != expected.tolist():
+                return False
         return True
 
 

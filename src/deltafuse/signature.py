@@ -32,8 +32,9 @@ def sign(shapes: Shapes, candidate: Candidate) -> Signature:
     """The signature of a candidate."""
     wiring = candidate.wiring
     roots = [b"%d" % (shapes.dtype(value) or 0) + dims_text(shapes.shape(value) or ()) for value in candidate.roots]
-    sizes = [b"%d" % wiring.places[value] + dims_text(dims) for value, dims in candidate.sizes]
-    return Signature(hashed([wiring.key, *roots, b"sizes", *sizes]), wiring)
+    places = wiring.places([value for value, _ in candidate.sizes]).tobytes()
+    sizes = [dims_text(dims) for _, dims in candidate.sizes]
+    return Signature(hashed([wiring.key, *roots, b"sizes", places, *sizes]), wiring)
 
 
 @lru_cache(maxsize=1024)

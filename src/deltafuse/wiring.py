@@ -29,14 +29,23 @@ class Wiring:
     values: Numbers
     firsts: Numbers
 
-    @cached_property
-    def places(self) -> dict[int, int]:
-        """Value -> where it is mentioned first: its number up to names."""
-        return dict(zip(self.values[self.firsts].tolist(), self.firsts.tolist(), strict=True))
+    def places(self, values: Sequence[int]) -> Numbers:
+        """Where some values are mentioned first: their numbers up to names; -1 for those that are not mentioned."""
+        met, firsts = self._sorted
+        asked = np.array(values, np.int32)
+        found = np.minimum(np.searchsorted(met, asked), len(met) - 1)
+        return np.where(met[found] == asked, firsts[found], -1)
 
     def counterpart(self, value: int, other: Wiring) -> int:
         """The value that is in `other`, an equal part, what `value` is here."""
-        return int(other.values[self.places[value]])
+        return int(other.values[self.places([value])[0]])
+
+    @cached_property
+    def _sorted(self) -> tuple[Numbers, Numbers]:
+        """The values in ascending order, and where each is mentioned first."""
+        met = self.values[self.firsts]
+        order = np.argsort(met)
+        return met[order], self.firsts[order]
 
 
 class Wirings:
