@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from deltafuse import classes, edits, files, outcome, patterns, record, splice, targets
@@ -17,7 +18,6 @@ from deltafuse.expression_sites import ExpressionSites, find_expressions
 from deltafuse.expressions import Expression
 from deltafuse.extract import extract_sites
 from deltafuse.finder import Candidate, Finder
-from deltafuse.graph import Graph
 from deltafuse.match import FuseReport, Match, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
@@ -54,6 +54,20 @@ class _Found:
     trials: Mapping[bytes, Trial]
     anchors: Mapping[str, int]
     expressions: ExpressionSites
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What some plans do to the rest of the file.
+
+    Attributes:
+        stuck: sites that cannot be fused, and the result that would be written twice.
+        changes: why the rest of the file cannot follow, where it cannot.
+    """
+
+    stuck: Mapping[str, int]
+    removed: splice.Removed
+    changes: Adjustments | Reason
 
 
 @dataclass(frozen=True)
@@ -127,8 +141,7 @@ def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Foun
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
         found = _find(options, clock, worker)
-        plans, reports = _plan(options, clock, worker, found, target)
-    return found, *_draft(options, clock, found, plans, reports, target)
+        return found, *_plan(options, clock, worker, found, target)
 
 
 def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
@@ -164,68 +177,82 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
 
 def _plan(
     options: FuseOptions, clock: _Clock, worker: Worker, found: _Found, target: Target
-) -> tuple[tuple[splice.AnyPlan, ...], tuple[SiteReport, ...]]:
+) -> tuple[_Draft, tuple[SiteReport, ...]]:
+    """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
+    opset = found.model.opset_imports.get("", 17)
+    check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
+    with clock.stage("planning"):
+        planned = [plan_site(options, target, site, opset) for site in found.sites]
+        imports = found.model.opset_imports
+        ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
+        wanted = (*(plan for plan in planned if isinstance(plan, Plan)), *ordinary)
+        outline = cache(partial(_outline, options, found, wanted, target))
+        worker.chores.append(outline)
+        plans, reports = _prove_plans(options, worker, found, planned)
+        worker.chores.clear()
+    with clock.stage("pinning"):
+        return _draft(found, outline(), (*plans, *ordinary), (*reports, *others))
+
+
+def _prove_plans(
+    options: FuseOptions, worker: Worker, found: _Found, planned: Sequence[Plan | SiteReport]
+) -> tuple[list[Plan], list[SiteReport]]:
+    """Proves what is to be written, once for each class of sites and operator."""
     plans: list[Plan] = []
     reports: list[SiteReport] = []
     errors: dict[tuple[bytes, str], float] = {}
     opset = found.model.opset_imports.get("", 17)
     notes_on = Notes(found.model)
-    check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
-    with clock.stage("planning"):
-        for site in found.sites:
-            planned = plan_site(options, target, site, opset)
-            if isinstance(planned, SiteReport):
-                reports.append(planned)
-                continue
-            key = (planned.match.class_key, planned.op)
-            if key not in errors:
-                trial, tokens = found.trials[planned.match.class_key], pinned_tokens(options, planned.match.dims.tokens)
-                errors[key] = prove_emitted(planned, trial, worker, opset, tokens, options.batch)
-            match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
-            plans.append(replace(planned, match=match))
-            notes = (*match.notes, *planned.notes, *notes_on.of(match))
-            reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes)))
-        imports = found.model.opset_imports
-        ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
-    return (*plans, *ordinary), (*reports, *others)
+    for plan in planned:
+        if isinstance(plan, SiteReport):
+            reports.append(plan)
+            continue
+        key = (plan.match.class_key, plan.op)
+        if key not in errors:
+            trial, tokens = found.trials[plan.match.class_key], pinned_tokens(options, plan.match.dims.tokens)
+            errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch)
+        match = replace(plan.match, proof=replace(plan.match.proof, emitted_error=errors[key]))
+        plans.append(replace(plan, match=match))
+        notes = (*match.notes, *plan.notes, *notes_on.of(match))
+        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes)))
+    return plans, reports
+
+
+def _outline(options: FuseOptions, found: _Found, plans: Sequence[splice.AnyPlan], target: Target) -> _Outline:
+    """What plans, once they are proven, do to the file; a site one of whose results would be written twice is none."""
+    graph = found.model.graph
+    removed = splice.removed_by(graph, plans)
+    stuck = splice.stuck(graph, plans, removed)
+    if stuck:
+        plans = [plan for plan in plans if plan.match.name not in stuck]
+        removed = splice.removed_by(graph, plans)
+    if not plans:
+        return _Outline(stuck, removed, Adjustments())
+    seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
+    dead = frozenset(node for _, nodes in removed for node in nodes)
+    # An ordinary expression is written in the operators that the file has.
+    own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset for plan in plans)
+    opset = target.opset if own else None
+    return _Outline(stuck, removed, adjust(found.model, found.shapes, dead, opset, seeds, dict(options.pins)))
 
 
 def _draft(
-    options: FuseOptions,
-    clock: _Clock,
-    found: _Found,
-    plans: tuple[splice.AnyPlan, ...],
-    reports: tuple[SiteReport, ...],
-    target: Target,
+    found: _Found, outline: _Outline, plans: Sequence[splice.AnyPlan], reports: Sequence[SiteReport]
 ) -> tuple[_Draft, tuple[SiteReport, ...]]:
     """What is to be changed; where the rest of the file cannot follow no site is left, and each report says why."""
-    with clock.stage("pinning"):
-        graph = found.model.graph
-        removed = splice.removed_by(graph, plans)
-        stuck = splice.stuck(graph, plans, removed)
-        if stuck:
-            plans, reports = _unstick(graph, plans, reports, stuck)
-            removed = splice.removed_by(graph, plans)
-        if not plans:
-            return _Draft(plans, removed, Adjustments()), reports
-        seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
-        dead = frozenset(node for _, nodes in removed for node in nodes)
-        # An ordinary expression is written in the operators that the file has.
-        own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset for plan in plans)
-        opset = target.opset if own else None
-        changes = adjust(found.model, found.shapes, dead, opset, seeds, dict(options.pins))
-    if isinstance(changes, Reason):
-        return _Draft((), (), Adjustments()), tuple(_refuse(report, changes) for report in reports)
-    return _Draft(plans, removed, changes), reports
+    if isinstance(outline.changes, Reason):
+        reason = outline.changes
+        draft = _Draft((), (), Adjustments())
+        return draft, tuple(_refuse(report, reason) for report in _unstuck(found, outline, reports))
+    kept = tuple(plan for plan in plans if plan.match.name not in outline.stuck)
+    return _Draft(kept, outline.removed, outline.changes), _unstuck(found, outline, reports)
 
 
-def _unstick(
-    graph: Graph, plans: tuple[splice.AnyPlan, ...], reports: tuple[SiteReport, ...], stuck: Mapping[str, int]
-) -> tuple[tuple[splice.AnyPlan, ...], tuple[SiteReport, ...]]:
-    """Refuses sites whose results would be written twice."""
-    reasons = {site: Reason("inner-value-used", {"value": graph.name(value)}) for site, value in stuck.items()}
-    kept = tuple(plan for plan in plans if plan.match.name not in stuck)
-    return kept, tuple(_refuse(r, reasons[r.name]) if r.name in reasons else r for r in reports)
+def _unstuck(found: _Found, outline: _Outline, reports: Sequence[SiteReport]) -> tuple[SiteReport, ...]:
+    """The reports with a refusal for each site one of whose results would be written twice."""
+    names = {site: found.model.graph.name(value) for site, value in outline.stuck.items()}
+    reasons = {site: Reason("inner-value-used", {"value": name}) for site, name in names.items()}
+    return tuple(_refuse(r, reasons[r.name]) if r.name in reasons else r for r in reports)
 
 
 def _refuse(report: SiteReport, reason: Reason) -> SiteReport:

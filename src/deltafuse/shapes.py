@@ -60,12 +60,14 @@ class Shapes:
 
     def shape(self, value: int) -> tuple[Dim, ...] | None:
         """One `Dim` an axis in canonical symbols, or None where not even the rank is known."""
-        self._resolve(value, _SHAPE)
+        if value not in self._shapes:
+            self._resolve(value, _SHAPE)
         return self.known_shape(value)
 
     def contents(self, value: int) -> Contents | None:
         """Elements of a small integer, boolean or scalar tensor: int, bool, float, `Expr`, None for unknown ones."""
-        self._resolve(value, _CONTENTS)
+        if value not in self._contents:
+            self._resolve(value, _CONTENTS)
         return self.known_contents(value)
 
     def dtype(self, value: int) -> int | None:
@@ -205,18 +207,16 @@ class Shapes:
 
     def _needs(self, value: int, kind: int) -> list[tuple[int, int]]:
         """What must be settled before, and is not."""
-        node = self.graph.producer[value]
-        rule = None if node < 0 or value in self.graph.initializers else self._rule(node, kind)
+        graph, node, found = self.graph, self.graph.producer[value], list[tuple[int, int]]()
+        rule = None if node < 0 or value in graph.initializers else self._rule(node, kind)
         if rule is None:
-            return []
-        inputs, found = self.graph.node_inputs[node], list[tuple[int, int]]()
-        for wanted, positions in enumerate((rule.shapes, rule.contents, rule.dtypes)):
-            if positions == ():
-                continue
+            return found
+        inputs = graph.node_inputs[node]
+        for wanted, positions in rule.needs:
             memo = self._memo[wanted]
             read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
             found += [(need, wanted) for need in read if need not in memo]
-        for captured in self.graph.captures.get(node, ()):
+        for captured in graph.captures.get(node, ()):
             found += [(captured, wanted) for wanted in range(3) if captured not in self._memo[wanted]]
         return found
 
