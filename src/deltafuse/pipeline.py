@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 
 from deltafuse import classes, edits, files, outcome, patterns, record, splice, targets
@@ -186,12 +186,11 @@ def _plan(
         imports = found.model.opset_imports
         ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
         wanted = (*(plan for plan in planned if isinstance(plan, Plan)), *ordinary)
-        outline = cache(partial(_outline, options, found, wanted, target))
-        worker.chores.append(outline)
-        plans, reports = _prove_plans(options, worker, found, planned)
-        worker.chores.clear()
-    with clock.stage("pinning"):
-        return _draft(found, outline(), (*plans, *ordinary), (*reports, *others))
+        # A thread: the proof is nearly nothing but waiting for the worker.
+        with ThreadPoolExecutor(1) as pool:
+            outline = pool.submit(_outline, options, found, wanted, target)
+            plans, reports = _prove_plans(options, worker, found, planned)
+    return _draft(found, outline.result(), (*plans, *ordinary), (*reports, *others))
 
 
 def _prove_plans(

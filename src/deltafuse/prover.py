@@ -140,7 +140,7 @@ def open_cut(setting: Setting) -> Bench | Reason:
     if isinstance(cut, Reason):
         return cut
     names = {value: graph.name(value) for value in (*inputs, *offered)}
-    return open_bench(setting.worker, cut, names, known, sizes)
+    return open_bench(setting.worker, cut, names, known, sizes, setting.know_sizes)
 
 
 def _prove_on(setting: Setting, bench: Bench, outlook: Outlook) -> Proven | Reason:
