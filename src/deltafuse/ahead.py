@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from deltafuse.background import Background
 from deltafuse.finder import Candidate, Finder
 from deltafuse.patterns import Pattern
 from deltafuse.prover import Outlook, Proven
 from deltafuse.shapes import Shapes
 from deltafuse.signature import Signature, sign
-from deltafuse.worker import Worker
 
 T = TypeVar("T")
 
@@ -43,7 +43,6 @@ class Lookahead(Outlook, Generic[T]):
     Args:
         finder: finds them.
         shapes: what all this asks; goes back to what it was where a proof does not hold.
-        worker: whose waiting times are used.
         settle: says what becomes of a candidate if it is what is likely, and tells `shapes` of it: likely outcome and
             pattern of the site that is being proven, that site, the candidate.
     """
@@ -52,18 +51,16 @@ class Lookahead(Outlook, Generic[T]):
         self,
         finder: Finder,
         shapes: Shapes,
-        worker: Worker,
         settle: Callable[[Proven, Pattern, Seen[T], Seen[T]], T],
     ) -> None:
         self._finder = finder
         self._shapes = shapes
-        self._worker = worker
         self._settle = settle
         self._next = 0
         self._ready: deque[Seen[T]] = deque()
         self._last: Seen[T] | None = None
         self._forget: Callable[[], None] | None = None
-        self._chore: Callable[[], None] | None = None
+        self._look: Background | None = None
 
     def __iter__(self) -> Iterator[Seen[T]]:
         while True:
@@ -81,17 +78,16 @@ class Lookahead(Outlook, Generic[T]):
         self._forget = self._shapes.checkpoint()
         first.likely = self._settle(likely, pattern, first, first)
 
-        def look() -> None:
-            found = self._find()
-            if found is None:
-                return
-            self._ready.append(found)
-            if found.signature.key == first.signature.key:
-                found.likely = self._settle(likely, pattern, first, found)
-                self._worker.chores.append(look)
+        self._look = Background(self._looks(likely, pattern, first))
 
-        self._chore = look
-        self._worker.chores.append(look)
+    def _looks(self, likely: Proven, pattern: Pattern, first: Seen[T]) -> Iterator[None]:
+        """Looks at one candidate after the other, as long as they are like the first."""
+        while (found := self._find()) is not None:
+            self._ready.append(found)
+            if found.signature.key != first.signature.key:
+                return
+            found.likely = self._settle(likely, pattern, first, found)
+            yield
 
     def retract(self) -> None:
         """It is not: forgets what was found since."""
@@ -105,9 +101,9 @@ class Lookahead(Outlook, Generic[T]):
 
     def keep(self) -> None:
         """The proof is at its end: looks no further, and keeps what was found unless that was retracted."""
-        if self._chore is not None and self._chore in self._worker.chores:
-            self._worker.chores.remove(self._chore)
-        self._chore = self._forget = None
+        if self._look is not None:
+            self._look.stop()
+        self._look = self._forget = None
 
     def _find(self) -> Seen[T] | None:
         places = self._finder.places

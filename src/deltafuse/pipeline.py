@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deltafuse import classes, edits, files, outcome, patterns, record, splice, targets
 from deltafuse.adjusting import Adjustments, adjust
+from deltafuse.background import Task
 from deltafuse.emitted import prove_emitted
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
@@ -186,10 +186,8 @@ def _plan(
         imports = found.model.opset_imports
         ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
         wanted = (*(plan for plan in planned if isinstance(plan, Plan)), *ordinary)
-        # A thread: the proof is nearly nothing but waiting for the worker.
-        with ThreadPoolExecutor(1) as pool:
-            outline = pool.submit(_outline, options, found, wanted, target)
-            plans, reports = _prove_plans(options, worker, found, planned)
+        outline = Task(lambda: _outline(options, found, wanted, target))
+        plans, reports = _prove_plans(options, worker, found, planned)
     return _draft(found, outline.result(), (*plans, *ordinary), (*reports, *others))
 
 

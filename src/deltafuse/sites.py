@@ -59,7 +59,7 @@ def prove_sites(
             _define(shapes, site)
         return site
 
-    ahead = Lookahead(finder, shapes, worker, settle)
+    ahead = Lookahead(finder, shapes, settle)
     for own in ahead:
         advance(own.candidate)
         seen.update(own.candidate.core)
