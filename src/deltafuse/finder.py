@@ -100,7 +100,8 @@ class Finder:
         self._pattern = pattern
         self._others = others
         self._climber = Climber(graph, kinds, shapes, pattern.fence)
-        self._wirings, self._repeats = Wirings(model), Repeats(graph, shapes)
+        self._wirings = Wirings(model)
+        self._repeats = Repeats(graph, shapes, self._wirings)
         self._anchors = (
             ContractionAnchors(model, kinds, self._climber, pattern, {node for one in others for node in one.nodes})
             if pattern.decay == "none"
