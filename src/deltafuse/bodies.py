@@ -55,6 +55,12 @@ def has_body(model: Model, graph: Graph, node: int) -> bool:
     return (graph.op[node] in CONTROL and not graph.domain[node]) or is_call(model, graph, node)
 
 
+def with_bodies(model: Model, graph: Graph) -> list[int]:
+    """The nodes that compute by a subgraph, ascending."""
+    likely = CONTROL if not model.functions else CONTROL | {name for _, name in model.local_functions}
+    return [node for node, op in enumerate(graph.op) if op in likely and has_body(model, graph, node)]
+
+
 def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[Body]:
     """The subgraphs of a node of `graph`; none where it has none."""
     if is_call(model, graph, node):

@@ -169,8 +169,9 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker) -> _Found:
         sites += outcome.worth_telling(more, family, sites)
         trials.update(proven)
     with clock.stage("finding and proving"):
-        taken = {node for site in sites if isinstance(site, Match) for node in splice.between(model.graph, site)}
         ordinary = [rule for rule in rules if isinstance(rule, Expression)]
+        matches = [site for site in sites if ordinary and isinstance(site, Match)]
+        taken = {node for match in matches for node in splice.between(model.graph, match)}
         expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
     return _Found(file, model, order, shapes, tuple(sites), trials, anchors, expressions)
 
