@@ -13,13 +13,13 @@ from onnx import helper, numpy_helper
 
 import graphs
 from deltafuse import targets
+from deltafuse.agreement import BAR
 from deltafuse.classes import classify
 from deltafuse.emitted import prove_emitted
 from deltafuse.errors import InternalError
 from deltafuse.finder import Finder
 from deltafuse.lowering import fused_type
 from deltafuse.match import Plan
-from deltafuse.prover import BAR
 from deltafuse.shapes import Shapes
 from deltafuse.sites import prove_sites
 from deltafuse.targets import TargetOptions

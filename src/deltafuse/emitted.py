@@ -9,16 +9,16 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from deltafuse.agreement import BAR
 from deltafuse.draws import DRAWS, Array
 from deltafuse.errors import InternalError
 from deltafuse.fused import kernel, lower_all
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.match import Match, Plan, Role
 from deltafuse.probe import to_double
-from deltafuse.prover import BAR
 from deltafuse.reasons import Reason
 from deltafuse.rule import relative
-from deltafuse.trial import Trial
+from deltafuse.trial import Step, Trial
 from deltafuse.worker import Session, Worker
 
 #: Seeds that the prover did not use.
@@ -51,8 +51,10 @@ def prove_emitted(
     if binding is None:
         raise _bug(plan, "there are no sizes to run it at")
     worst = 0.0
-    for seed, how in enumerate(DRAWS, _SEED):
-        operands, _ = trial.draw(binding, how, seed)
+    steps = [Step(binding, how, seed) for seed, how in enumerate(DRAWS, _SEED)]
+    ahead = trial.ahead(steps)
+    for step in steps:
+        operands, _ = ahead.draw(step)
         assignment = trial.explained.assignment
         written = assignment.write(operands)
         wanted = trial.bench.run(written, binding.numbers, [v for v in (trial.out, trial.final) if v is not None])
@@ -61,7 +63,7 @@ def prove_emitted(
         if not all(np.isfinite(array).all() for array in wanted.values()):
             continue
         feeds = {_operand(plan.match, name).name: written[value] for name, value in assignment.values.items()}
-        found = worker.run(session, feeds)
+        found = worker.run(session, feeds, meanwhile=ahead.prepare)
         if isinstance(found, Reason):
             raise _bug(plan, found.text)
         results = cast("tuple[Array, ...]", found)

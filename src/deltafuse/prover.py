@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from deltafuse import region
+from deltafuse.agreement import errors_on
 from deltafuse.bench import Bench, Binding, bindings, open_bench, rebound
 from deltafuse.bodies import LOOPS
 from deltafuse.counts import smallest_running
 from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop
 from deltafuse.dims import Dim
-from deltafuse.draws import DRAWS, Array, Draw
-from deltafuse.feeds import search_feeds
+from deltafuse.draws import Array
+from deltafuse.feeds import Fed, search_feeds
 from deltafuse.finder import Candidate
 from deltafuse.guards import find_guard
 from deltafuse.match import Validity
@@ -34,8 +35,6 @@ from deltafuse.worker import Worker
 
 TEXTS.update(
     {
-        "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}); "
-        "it is another rule, or its arithmetic loses too many digits to tell",
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
         "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule",
     }
@@ -48,8 +47,6 @@ _WANTED = {"head": "token and head", "channel": "token, head and key channel", "
 #: Reasons after which operands lower down are tried.
 _UNREAD = frozenset({"not-the-rule", "not-equal", "dims-unknown"})
 
-#: Relative, in double; of 235 proofs seen 224 were below 1e-14.
-BAR = 1e-12
 #: Chains of values behind the rule (casts, layout, the norm that follows) that are looked at.
 _CHAIN = 48
 
@@ -150,8 +147,9 @@ def _prove_on(setting: Setting, bench: Bench, outlook: Outlook) -> Proven | Reas
     odd: _Odd | None = None
     runs: list[tuple[Binding, bool]] = []
     usual = bindings(bench.shapes, bench.sizes, gate, gate_layouts(setting.pattern.decay))
-    for binding in chain(usual, _smallest_running(setting, bench, runs)):
-        tried = _attempt(setting, bench, binding)
+    fed = Fed(bench, setting.roots, setting.pattern.decay, usual)
+    for binding in chain(fed, _smallest_running(setting, bench, runs)):
+        tried = _attempt(setting, bench, binding, fed)
         if isinstance(tried, Fit):
             assignment = tried.explained.assignment
             layout = next(assignment.layouts[role] for role, value in assignment.values.items() if value == gate)
@@ -179,9 +177,9 @@ class _Odd:
     ran: Mapping[int, Array]
 
 
-def _attempt(setting: Setting, bench: Bench, binding: Binding) -> Fit | _Odd | Reason:
-    feeds = search_feeds(bench, setting.roots, binding.numbers, setting.pattern.decay)
-    ran = bench.run(feeds, binding.numbers)
+def _attempt(setting: Setting, bench: Bench, binding: Binding, fed: Fed) -> Fit | _Odd | Reason:
+    feeds = fed.of(binding)
+    ran = bench.run(feeds, binding.numbers, None, fed.prepare)
     if isinstance(ran, Reason):
         return ran
     fit = search(setting, feeds, ran, setting.pattern.recurrence)
@@ -245,7 +243,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     ):
         if fault is not None:
             return fault
-    errors = _errors(trial, at)
+    errors = errors_on(trial, at)
     if isinstance(errors, Reason):
         return errors
     proven = replace(trial, binding=at, validity=validity)
@@ -259,40 +257,3 @@ def _likely(trial: Trial) -> Proven:
     first = Validity(tokens, tokens, None, None, (tokens,))
     layouts = (explained.outs[out], "" if final is None else explained.finals[final])
     return Proven(explained.assignment, out, layouts[0], final, layouts[1], first, 0.0, 0, trial)
-
-
-def _errors(trial: Trial, at: Binding) -> list[float] | Reason:
-    """Relative errors on all draws; sizes that are neither batch nor tokens differ from draw to draw.
-
-    The first draw has the batch it was found with; every column is compared at few tokens, mixtures of them at many.
-    """
-    full = trial.error(trial.few_tokens(at.batch) or at, DRAWS[0], len(DRAWS), full=True)
-    if isinstance(full, Reason):
-        return full
-    errors: list[float] = [full]
-    for seed, how in enumerate(DRAWS):
-        batch = at.batch if seed == 0 or at.batch is None else 1
-        error = _error(trial, at.at(at.tokens, batch, seed) or at, how, seed)
-        if isinstance(error, Reason):
-            if error.code != "overflows" or not seed:
-                return error
-            continue
-        errors.append(error)
-    worst = max(errors)
-    return errors[1:] if worst <= BAR else Reason("not-equal", {"draw": _draw_of(errors), "error": worst})
-
-
-def _error(trial: Trial, binding: Binding, how: Draw, seed: int) -> float | Reason:
-    """One draw; where it overflows, the same with plain values.
-
-    exp(a) * exp(-b) overflows where exp(a - b) does not: then plain values overflow too, and other draws must tell.
-    """
-    error = trial.error(binding, how, seed)
-    if isinstance(error, Reason) and error.code == "overflows":
-        return trial.error(binding, replace(how, scale=1.0), seed)
-    return error
-
-
-def _draw_of(errors: Sequence[float]) -> str:
-    index = errors.index(max(errors))
-    return DRAWS[max(index - 1, 0)].name

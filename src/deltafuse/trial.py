@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,15 @@ TEXTS.update(
 
 #: Tokens that show each step of the rule, the second and later states too.
 _FEW = 6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One comparison: sizes, the kind of operands, the seed of the draw."""
+
+    binding: Binding
+    how: Draw
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -61,16 +71,27 @@ class Trial:
             seed: of the draw.
             full: compare every column of the value axis, not two random mixtures of them (the rule is linear there).
         """
-        assignment = self.explained.assignment
-        operands, sizes = self.draw(binding, how, seed)
+        return self.ahead(()).error(Step(binding, how, seed), full=full)
+
+    def ahead(self, steps: Sequence[Step]) -> Ahead:
+        """Makes the comparisons of some steps in turn, each next draw while the worker computes."""
+        return Ahead(self, steps)
+
+    def compared(
+        self, drawn: tuple[Operands, dict[str, int]], step: Step, *, full: bool, meanwhile: Callable[[], object]
+    ) -> float | Reason:
+        """See `error`; for operands that are drawn already."""
+        assignment, how, seed = self.explained.assignment, step.how, step.seed
+        operands, sizes = drawn
         mix = None if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
         wanted: list[tuple[Array, Array]] = []
 
         def follow_the_rule() -> None:
             mixed = operands if mix is None else project(operands, mix)
             wanted.append(run_rule(self.recurrence, mixed, assignment.preparation()))
+            meanwhile()
 
-        ran = self.results(binding, operands, follow_the_rule)
+        ran = self.results(step.binding, operands, follow_the_rule)
         if isinstance(ran, Reason):
             return ran
         if not all(np.isfinite(array).all() for array in ran.values()):
@@ -120,3 +141,36 @@ class Trial:
             return float("inf")
         plain = layouts.unpack(found, layout, order, sizes)
         return relative(plain if mix is None else plain @ mix, wanted)
+
+
+class Ahead:
+    """Draws of some steps, each made while the worker computes what was drawn before.
+
+    Args:
+        trial: what is tried.
+        steps: in the order in which they will be asked for; others are drawn when they are.
+    """
+
+    def __init__(self, trial: Trial, steps: Sequence[Step]) -> None:
+        self._trial = trial
+        self._steps = deque(steps)
+        self._ready: tuple[Step, tuple[Operands, dict[str, int]]] | None = None
+
+    def draw(self, step: Step) -> tuple[Operands, dict[str, int]]:
+        """The operands of a step, and their sizes."""
+        if self._steps and self._steps[0] == step:
+            self._steps.popleft()
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[0] == step:
+            return ready[1]
+        return self._trial.draw(step.binding, step.how, step.seed)
+
+    def prepare(self) -> None:
+        """Draws what comes next."""
+        if self._steps:
+            step = self._steps[0]
+            self._ready = step, self._trial.draw(step.binding, step.how, step.seed)
+
+    def error(self, step: Step, *, full: bool = False) -> float | Reason:
+        """As `Trial.error`."""
+        return self._trial.compared(self.draw(step), step, full=full, meanwhile=self.prepare)
