@@ -58,7 +58,7 @@ def has_body(model: Model, graph: Graph, node: int) -> bool:
 def with_bodies(model: Model, graph: Graph) -> list[int]:
     """The nodes that compute by a subgraph, ascending."""
     likely = CONTROL if not model.functions else CONTROL | {name for _, name in model.local_functions}
-    return [node for node, op in enumerate(graph.op) if op in likely and has_body(model, graph, node)]
+    return [node for node in graph.nodes_with(likely) if has_body(model, graph, node)]
 
 
 def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[Body]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import os
 import sys
 import traceback
@@ -104,6 +105,8 @@ def run() -> NoReturn:
     """
     # numpy's products are small here: threads would wait for each other longer than they work.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # What is imported stays: by default Python looks through it for garbage dozens of times.
+    gc.set_threshold(100_000)
     try:
         code = main()
         sys.stdout.flush()

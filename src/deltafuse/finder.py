@@ -241,8 +241,8 @@ class Finder:
         graph, kinds = self._graph, self._kinds
         return frozenset(
             graph.node_outputs[node][0]
-            for node, op in enumerate(graph.op)
-            if op == "Shape" and kinds[graph.node_inputs[node][0]] == Kind.DATA
+            for node in graph.nodes_with(["Shape"])
+            if kinds[graph.node_inputs[node][0]] == Kind.DATA
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TypeVar, overload
 
 import numpy as np
@@ -183,6 +184,17 @@ class Graph:
         """Decodes what the file declares of a value, None where it says nothing."""
         span = self.type_spans.get(value)
         return None if span is None else onnx.ValueInfoProto.FromString(bytes(self.data[span[0] : span[1]]))
+
+    def nodes_with(self, ops: Iterable[str]) -> list[int]:
+        """The nodes of some op_types, ascending."""
+        return sorted(chain.from_iterable(self._by_op.get(op, ()) for op in ops))
+
+    @cached_property
+    def _by_op(self) -> dict[str, list[int]]:
+        nodes: dict[str, list[int]] = {op: [] for op in set(self.op)}
+        for node, op in enumerate(self.op):
+            nodes[op].append(node)
+        return nodes
 
     @cached_property
     def reading(self) -> Ragged:
