@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from threading import Thread
+from types import TracebackType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,16 +17,25 @@ _TURN = 1e-4
 
 
 class Task(Generic[T]):
-    """A call in a thread of its own; one at a time."""
+    """A call in a thread of its own; to be used in a ``with`` statement, which waits for its end. One at a time."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._outcome: list[T] = []
         self._error: list[BaseException] = []
         self._usual = sys.getswitchinterval()
-        sys.setswitchinterval(_TURN)
         self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Task[T]:
+        sys.setswitchinterval(_TURN)
         self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.join()
+        sys.setswitchinterval(self._usual)
 
     def _run(self) -> None:
         try:
@@ -33,9 +44,8 @@ class Task(Generic[T]):
             self._error.append(error)
 
     def result(self) -> T:
-        """Waits for the end of the call; raises what it raised."""
+        """What the call gave; waits for its end, and raises what it raised."""
         self._thread.join()
-        sys.setswitchinterval(self._usual)
         if self._error:
             raise self._error[0]
         return self._outcome[0]
@@ -47,7 +57,8 @@ class Background:
     def __init__(self, steps: Iterator[object]) -> None:
         self._steps = steps
         self._stopped = False
-        self._task = Task(self._run)
+        self._running = ExitStack()
+        self._task = self._running.enter_context(Task(self._run))
 
     def _run(self) -> None:
         while not self._stopped and next(self._steps, self) is not self:
@@ -56,4 +67,5 @@ class Background:
     def stop(self) -> None:
         """Lets the step that is being done come to its end and waits for that; raises what it raised."""
         self._stopped = True
+        self._running.close()
         self._task.result()

@@ -187,8 +187,8 @@ def _plan(
         imports = found.model.opset_imports
         ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
         wanted = (*(plan for plan in planned if isinstance(plan, Plan)), *ordinary)
-        outline = Task(lambda: _outline(options, found, wanted, target))
-        plans, reports = _prove_plans(options, worker, found, planned)
+        with Task(lambda: _outline(options, found, wanted, target)) as outline:
+            plans, reports = _prove_plans(options, worker, found, planned)
     return _draft(found, outline.result(), (*plans, *ordinary), (*reports, *others))
 
 
