@@ -190,8 +190,8 @@ class Graph:
         return sorted(chain.from_iterable(self._by_op.get(op, ()) for op in ops))
 
     @cached_property
-    def _by_op(self) -> dict[str, list[int]]:
-        nodes: dict[str, list[int]] = {op: [] for op in set(self.op)}
+    def _by_op(self) -> dict[str, array[int]]:
+        nodes = {op: array("i") for op in set(self.op)}
         for node, op in enumerate(self.op):
             nodes[op].append(node)
         return nodes

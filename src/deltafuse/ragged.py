@@ -39,16 +39,18 @@ class Ragged:
     def rows(self) -> list[tuple[int, ...]]:
         """Each row by itself."""
         lengths = np.diff(self.stops, prepend=0)
+        # One object for each number, however often it stands somewhere.
+        flat = np.arange(int(self.flat.max(initial=0)) + 1).astype(np.object_)[self.flat]
         rows: list[tuple[int, ...]] = [()] * len(lengths)
         for length in range(1, _SHORT + 1):
             chosen = np.flatnonzero(lengths == length)
             starts = self.stops[chosen] - length
-            columns = [self.flat[starts + place].tolist() for place in range(length)]
+            columns = [flat[starts + place].tolist() for place in range(length)]
             for number, row in zip(chosen.tolist(), zip(*columns, strict=True), strict=True):
                 rows[number] = row
         for number in np.flatnonzero(lengths > _SHORT).tolist():
             stop = self.stops[number]
-            rows[number] = tuple(self.flat[stop - lengths[number] : stop].tolist())
+            rows[number] = tuple(flat[stop - lengths[number] : stop].tolist())
         return rows
 
     def row_numbers(self) -> Numbers:
