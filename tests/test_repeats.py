@@ -88,3 +88,22 @@ def test_sites_of_other_shapes_ask_for_their_own(tmp_path: Path) -> None:
     first, second = candidates
     assert [dims for _, dims in first.sizes] != [dims for _, dims in second.sizes]
     assert fewer == questions
+
+
+def test_a_value_beside_a_site_of_which_only_the_shape_is_read_counts(tmp_path: Path) -> None:
+    model = copies(2)
+    graph = model.graph
+    read = [name for node in graph.node for name in node.input]
+    made = {name: node.op_type for node in graph.node for name in node.output}
+    index, shape = next(
+        (index, node)
+        for index, node in enumerate(graph.node)
+        if node.op_type == "Shape" and node.name.startswith("p1.") and made.get(node.input[0]) == "Slice"
+        and read.count(node.input[0]) == 1
+    )  # fmt: skip
+    graph.node.insert(index, helper.make_node("Concat", [shape.input[0]] * 2, ["twice"], axis=-1))
+    shape.input[0] = "twice"
+    candidates, _, _ = both(model, tmp_path)
+    first, second = candidates
+    assert first.wiring.key == second.wiring.key
+    assert [dims for _, dims in first.sizes] != [dims for _, dims in second.sizes]
