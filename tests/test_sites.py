@@ -31,7 +31,7 @@ def all_sites(model: onnx.ModelProto, worker: Worker, folder: Path) -> tuple[lis
     kinds, shapes, rule = classify(scanned), Shapes(scanned), graphs.pattern()
     told: list[str] = []
     finder = Finder(scanned, kinds, shapes, rule)
-    sites, trials = prove_sites(scanned, kinds, shapes, (rule,), worker, finder.find(), told.append)
+    sites, trials = prove_sites(scanned, kinds, shapes, (rule,), worker, finder, lambda one: told.append(one.name))
     return list(sites), trials, told
 
 

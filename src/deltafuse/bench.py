@@ -111,12 +111,13 @@ def open_bench(
     names: Mapping[int, str],
     shapes: Mapping[int, tuple[Dim, ...]],
     sizes: Mapping[int, tuple[Dim, ...]],
+    meanwhile: Callable[[], object] | None = None,
 ) -> Bench | Reason:
-    """Loads a cut in double."""
+    """Loads a cut in double; `meanwhile` is called while the worker does so."""
     double = to_double(cut.model)
     if isinstance(double, Reason):
         return double
-    session = worker.load(double.SerializeToString())
+    session = worker.load(double.SerializeToString(), meanwhile)
     return session if isinstance(session, Reason) else Bench(worker, session, names, cut, shapes, sizes)
 
 

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,12 +107,16 @@ class Worker:
         seconds: limit of each call; the child is killed beyond it, and beyond its share of what a whole run may take.
         memory: address space limit of the child in bytes.
 
+    Attributes:
+        chores: are done one by one while the child computes; none of them may use the worker.
+
     A child that was killed is replaced at the next `load`; sessions of the old one answer with a `Reason`.
     """
 
     def __init__(self, seconds: float = 120.0, memory: int = 16 << 30) -> None:
         self.seconds = seconds
         self._memory = memory
+        self.chores: deque[Callable[[], object]] = deque()
         self._child = self._start()
 
     def __enter__(self) -> Worker:  # noqa: PYI034 - typing has Self from 3.11 on only
@@ -122,12 +127,15 @@ class Worker:
     ) -> None:
         self.close()
 
-    def load(self, model: bytes) -> Session | Reason:
-        """Opens a session on a serialised ModelProto, all optimisations off."""
+    def load(self, model: bytes, meanwhile: Callable[[], object] | None = None) -> Session | Reason:
+        """Opens a session on a serialised ModelProto, all optimisations off; `meanwhile` is called while that goes on.
+
+        A child that was killed is replaced first.
+        """
         if self._child.poll() is not None:
             self.close()
             self._child = self._start()
-        answer = self._ask(("load", model))
+        answer = self._ask(("load", model), meanwhile)
         if isinstance(answer, Reason):
             return answer
         key, inputs, outputs = cast("tuple[int, tuple[str, ...], tuple[str, ...]]", answer)
@@ -180,6 +188,8 @@ class Worker:
             write_message(stdin, message)
             if meanwhile is not None:
                 meanwhile()
+            while self.chores and not select.select([stdout], [], [], 0)[0]:
+                self.chores.popleft()()
             status, answer = cast("tuple[str, object]", read_message(_Timed(stdout, seconds)))
         except TimeoutError:
             self._kill()
