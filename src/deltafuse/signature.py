@@ -31,10 +31,14 @@ class Signature:
 def sign(shapes: Shapes, candidate: Candidate) -> Signature:
     """The signature of a candidate."""
     wiring = candidate.wiring
-    roots = [b"%d" % (shapes.dtype(value) or 0) + dims_text(shapes.shape(value) or ()) for value in candidate.roots]
+    roots = [b"%d" % (shapes.dtype(value) or 0) + _shape_text(shapes.shape(value)) for value in candidate.roots]
     places = wiring.places([value for value, _ in candidate.sizes]).tobytes()
     sizes = [dims_text(dims) for _, dims in candidate.sizes]
     return Signature(hashed([wiring.key, *roots, b"sizes", places, *sizes]), wiring)
+
+
+def _shape_text(shape: tuple[Dim, ...] | None) -> bytes:
+    return b"unknown" if shape is None else dims_text(shape)
 
 
 @lru_cache(maxsize=1024)

@@ -51,8 +51,8 @@ class Wiring:
 class Wirings:
     """Finds the wiring of parts of one graph.
 
-    Two parts are equal where operators, attributes, the contents of constants and the wiring are. The number of a value
-    is the place at which it is mentioned first.
+    Two parts are equal where operators, attributes, the types and contents of constants and the wiring are, what their
+    subgraphs read of the scope around included. The number of a value is the place at which it is mentioned first.
     """
 
     def __init__(self, model: Model) -> None:
@@ -73,8 +73,11 @@ class Wirings:
         """
         graph, chosen = self._model.graph, np.array(nodes, np.int32)
         (reads, read_counts), (writes, write_counts) = graph.reading.take(chosen), graph.writing.take(chosen)
+        # What subgraphs read comes last: their bytes name it, so that equal ones read values of the same names.
+        captured = [value for node in nodes if node in graph.captures for value in graph.captures[node]]
         # The absent value comes first, so that it is never taken for one that is there.
-        values = np.concatenate([np.array([0, *roots], np.int32), reads, writes, np.array(ends, np.int32)])
+        outer = (np.array([0, *roots], np.int32), np.array([*ends, *captured], np.int32))
+        values = np.concatenate([outer[0], reads, writes, outer[1]])
         places = np.arange(len(values), dtype=np.int32)
         self._first[values[::-1]] = places[::-1]
         wiring = self._first[values]
@@ -82,7 +85,8 @@ class Wirings:
         met = values[firsts]
         parts = [
             *map(np.ndarray.tobytes, (wiring, read_counts, write_counts)),
-            *(" ".join(map(column.__getitem__, nodes)).encode() for column in (graph.op, graph.domain)),
+            *_texts([graph.op[node] for node in nodes]),
+            *_texts([graph.domain[node] for node in nodes]),
             *pieces(self._attributes(nodes, chosen)),
             *pieces(self._contents(met[self._is_constant[met]].tolist())),
         ]
@@ -95,14 +99,14 @@ class Wirings:
         found: list[bytes | memoryview] = list(map(self._model.mapped.__getitem__, runs))
         if b"location" in b"".join(found):
             for place, (node, attributes) in enumerate(zip(nodes, found, strict=True)):
-                if graph.op[node] == "Constant" and b"location" in bytes(attributes):
+                if graph.standard[node] == "Constant" and b"location" in bytes(attributes):
                     found[place] = _content(self._model, graph.constant_head(node)) or attributes
         return found
 
     def _contents(self, constants: Sequence[int]) -> list[bytes]:
         """What initializers hold; the name of one that cannot be read."""
-        graph = self._model.graph
-        return [_content(self._model, graph.initializers[value]) or graph.value_names[value] for value in constants]
+        names, heads = self._model.graph.value_names, self._model.graph.initializers
+        return [_content(self._model, heads[value]) or b"named " + names[value] for value in constants]
 
 
 def hashed(parts: Sequence[bytes | memoryview]) -> bytes:
@@ -118,9 +122,14 @@ def pieces(parts: Sequence[bytes | memoryview]) -> tuple[bytes, bytes]:
     return np.fromiter(map(len, parts), np.int64, len(parts)).tobytes(), b"".join(parts)
 
 
+def _texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
+    """The length of each text, and the texts end to end."""
+    return np.fromiter(map(len, texts), np.int32, len(texts)).tobytes(), "".join(texts).encode()
+
+
 def _content(model: Model, head: TensorHead | None) -> bytes:
-    """What a constant holds, b"" where it cannot be read."""
+    """What a constant holds, b"" where it cannot be read; types that are read as another one are told apart."""
     if head is None:
         return b""
     array = read_tensor(model, head)
-    return b"" if isinstance(array, Reason) else f"{array.dtype}{array.shape}".encode() + array.tobytes()
+    return b"" if isinstance(array, Reason) else f"holds {head.dtype} {array.shape}".encode() + array.tobytes()
