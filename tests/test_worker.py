@@ -206,19 +206,3 @@ def test_what_is_asked_for_meanwhile_is_done_before_the_answer_comes(worker: Wor
     result = worker.run(session, {"a": np.ones(1), "b": np.ones(1)}, None, lambda: done.append("meanwhile"))
     assert not isinstance(result, Reason)
     assert done == ["meanwhile"]
-
-
-def test_chores_are_done_while_the_child_computes_and_no_longer(worker: Worker) -> None:
-    session, done = load(worker, ENDLESS.replace("1000000000", "200000")), list[int]()
-
-    def chore() -> None:
-        done.append(len(done))
-        worker.chores.append(chore)
-
-    worker.chores.append(chore)
-    try:
-        result = worker.run(session, {"x": np.ones(1)})
-    finally:
-        worker.chores.clear()
-    assert not isinstance(result, Reason)
-    assert done

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -107,16 +106,12 @@ class Worker:
         seconds: limit of each call; the child is killed beyond it, and beyond its share of what a whole run may take.
         memory: address space limit of the child in bytes.
 
-    Attributes:
-        chores: are done one by one while the child computes; none of them may use the worker.
-
     A child that was killed is replaced at the next `load`; sessions of the old one answer with a `Reason`.
     """
 
     def __init__(self, seconds: float = 120.0, memory: int = 16 << 30) -> None:
         self.seconds = seconds
         self._memory = memory
-        self.chores: deque[Callable[[], object]] = deque()
         self._child = self._start()
 
     def __enter__(self) -> Worker:  # noqa: PYI034 - typing has Self from 3.11 on only
@@ -188,8 +183,6 @@ class Worker:
             write_message(stdin, message)
             if meanwhile is not None:
                 meanwhile()
-            while self.chores and not select.select([stdout], [], [], 0)[0]:
-                self.chores.popleft()()
             status, answer = cast("tuple[str, object]", read_message(_Timed(stdout, seconds)))
         except TimeoutError:
             self._kill()
