@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import graphs
 from deltafuse.ahead import Lookahead
@@ -35,6 +37,9 @@ GUARDED = [
     ("update = Mul(k1, delta_row)", "kept = Clip(delta_row, , most)\n  update = Mul(k1, kept)"),
     ("float scale", "float most = {1e38}, float scale"),
 ]
+
+
+expect = Lookahead.expect
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +147,88 @@ def test_what_was_found_for_a_proof_that_fails_is_found_again(worker: Worker, tm
     assert events.count("found site.0") == 1
     assert isinstance(sites[0], NoMatch)
     assert sites[0].reason.code == "not-equal"
+
+
+class Stumbling(Told):
+    """A finder that does not take what is defined of the site before as long as that is not proven."""
+
+    def candidate(self, place: Place) -> Candidate | None:
+        found = super().candidate(place)
+        if place.name == "site.1" and self._shapes.defined:
+            raise LookupError(place.name)
+        return found
+
+
+def test_an_error_that_rests_on_what_does_not_hold_is_forgotten(worker: Worker, tmp_path: Path) -> None:
+    model = chain(graphs.step(*NEARLY), graphs.step(*NEARLY))
+    scanned = graphs.scanned(model, tmp_path)
+    kinds, shapes = classify(scanned), Shapes(scanned)
+    finder = Stumbling(scanned, kinds, shapes, graphs.pattern())
+    finder.events = []
+    sites, _ = prove_sites(scanned, kinds, shapes, (graphs.pattern(),), worker, finder, lambda _: None)
+    assert sites == run(model, worker, tmp_path, ahead=False)[0]
+    assert all(isinstance(site, NoMatch) for site in sites)
+    model = chain(graphs.step(), graphs.step())
+    scanned = graphs.scanned(model, tmp_path)
+    kinds, shapes = classify(scanned), Shapes(scanned)
+    finder = Stumbling(scanned, kinds, shapes, graphs.pattern())
+    finder.events = []
+    with pytest.raises(LookupError):
+        prove_sites(scanned, kinds, shapes, (graphs.pattern(),), worker, finder, lambda _: None)
+
+
+def test_an_interrupt_of_a_proof_does_not_wait_for_the_look_ahead(tmp_path: Path) -> None:
+    model = graphs.scanned(beside(graphs.step(), graphs.step()), tmp_path)
+    kinds, shapes = classify(model), Shapes(model)
+    looking, may_end, ended = Event(), Event(), Event()
+
+    class Slow(Finder):
+        def candidate(self, place: Place) -> Candidate | None:
+            if place.name == "site.1":
+                looking.set()
+                assert may_end.wait(60)
+                ended.set()
+            return super().candidate(place)
+
+    with Worker() as worker, pytest.MonkeyPatch.context() as patch:
+        plain = worker.run
+
+        def interrupted(*given: Any) -> Any:
+            if looking.is_set():
+                raise KeyboardInterrupt
+            return plain(*given)
+
+        patch.setattr(worker, "run", interrupted)
+        patch.setattr(Lookahead, "expect", lambda self, *given: (expect(self, *given), looking.wait(60)))
+        finder = Slow(model, kinds, shapes, graphs.pattern())
+        with pytest.raises(KeyboardInterrupt):
+            prove_sites(model, kinds, shapes, (graphs.pattern(),), worker, finder, lambda _: None)
+    assert not ended.is_set()
+    may_end.set()
+    assert ended.wait(60)
+
+
+def test_an_engine_forgets_the_calls_it_looked_into(tmp_path: Path) -> None:
+    step = graphs.step(*FREE)
+    inputs, outputs = ([info.name for info in some] for some in (step.graph.input, step.graph.output))
+    constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in step.graph.initializer]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    function = helper.make_function("local", "Step", inputs, outputs, [*constants, *step.graph.node], imports)
+    del step.graph.node[:], step.graph.initializer[:]
+    before = helper.make_node("Identity", [inputs[0]], ["given"])
+    call = helper.make_node("Step", ["given", *inputs[1:]], outputs, domain="local")
+    step.graph.node.extend([before, call])
+    whole = helper.make_model(step.graph, functions=[function], opset_imports=imports, ir_version=8)
+    for info in whole.graph.output:
+        info.ClearField("type")
+    model = graphs.scanned(whole, tmp_path)
+    shapes = Shapes(model)
+    given, out = model.graph.find("given") or 0, model.graph.find("out") or 0
+    back = shapes.checkpoint()
+    shapes.define(given, (2, 1, 4, 5), TensorProto.FLOAT)
+    assert shapes.shape(out) == (2, 1, 4, 3)
+    back()
+    assert shapes.shape(out) == Shapes(model).shape(out) != (2, 1, 4, 3)
 
 
 def test_an_engine_goes_back_to_what_it_knew(tmp_path: Path) -> None:

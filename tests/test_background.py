@@ -58,11 +58,68 @@ def test_steps_are_done_until_it_is_told_to_stop() -> None:
     assert sys.getswitchinterval() > 1e-3
 
 
-def test_an_error_in_a_step_comes_out_at_the_end() -> None:
-    def steps() -> Iterator[None]:
-        yield
-        raise LookupError
+def failing(begun: Event) -> Iterator[None]:
+    yield
+    begun.set()
+    raise LookupError
 
-    running = Background(steps())
+
+def test_an_error_in_a_step_comes_out_at_the_end() -> None:
+    begun = Event()
+    running = Background(failing(begun))
+    assert begun.wait(60)
     with pytest.raises(LookupError):
         running.stop()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_interrupt_does_not_wait_for_what_is_of_no_use_any_more(wait: bool) -> None:
+    usual, ended = sys.getswitchinterval(), Event()
+    may_end = Event()
+
+    def call() -> None:
+        assert may_end.wait(60)
+        ended.set()
+
+    def interrupted() -> None:
+        with Task(call):
+            if wait:
+                may_end.set()
+                raise LookupError
+            raise KeyboardInterrupt
+
+    with pytest.raises(LookupError if wait else KeyboardInterrupt):
+        interrupted()
+    assert ended.is_set() == wait
+    assert sys.getswitchinterval() == usual
+    may_end.set()
+    assert ended.wait(60)
+
+
+def test_steps_that_are_of_no_use_any_more_raise_nothing() -> None:
+    begun = Event()
+    running = Background(failing(begun))
+    assert begun.wait(60)
+    running.drop()
+    with pytest.raises(LookupError):
+        running.stop()
+
+
+def test_steps_end_after_an_interrupt_and_nobody_waits_for_them() -> None:
+    done: list[int] = []
+    begun, may_go_on = Event(), Event()
+
+    def steps() -> Iterator[None]:
+        for number in count():
+            done.append(number)
+            begun.set()
+            assert may_go_on.wait(60)
+            yield
+
+    running = Background(steps())
+    assert begun.wait(60)
+    running.drop(KeyboardInterrupt())
+    assert done == [0]
+    may_go_on.set()
+    running.stop()
+    assert done == [0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from deltafuse.background import Background
@@ -38,7 +39,7 @@ class Seen(Generic[T]):
 
 
 class Lookahead(Outlook, Generic[T]):
-    """Hands out candidates with their signatures.
+    """Hands out candidates with their signatures; each proof goes on in a ``with`` statement.
 
     Args:
         finder: finds them.
@@ -91,19 +92,33 @@ class Lookahead(Outlook, Generic[T]):
 
     def retract(self) -> None:
         """It is not: forgets what was found since."""
-        forget, last = self._forget, self._last
-        self.keep()
+        look, forget, last = self._end()
+        if look is not None:
+            look.drop()
         if forget is not None and last is not None:
             forget()
             last.likely = None
             self._ready.clear()
             self._next = last.after
 
-    def keep(self) -> None:
+    def __enter__(self) -> None:
+        """A proof begins."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """The proof is at its end: looks no further, and keeps what was found unless that was retracted."""
-        if self._look is not None:
-            self._look.stop()
+        look, _, _ = self._end()
+        if look is not None and error is None:
+            look.stop()
+        elif look is not None:
+            look.drop(error)
+
+    def _end(self) -> tuple[Background | None, Callable[[], None] | None, Seen[T] | None]:
+        """What went on, how to forget it, and the candidate that was being proven."""
+        ended = (self._look, self._forget, self._last)
         self._look = self._forget = None
+        return ended
 
     def _find(self) -> Seen[T] | None:
         places = self._finder.places

@@ -17,7 +17,11 @@ _TURN = 1e-4
 
 
 class Task(Generic[T]):
-    """A call in a thread of its own; to be used in a ``with`` statement, which waits for its end. One at a time."""
+    """A call in a thread of its own; to be used in a ``with`` statement, which waits for its end. One at a time.
+
+    Where the block is interrupted (by the user, or at the end of its time) the thread is left to itself: what it finds
+    is of no use any more.
+    """
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -34,8 +38,11 @@ class Task(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.join()
-        sys.setswitchinterval(self._usual)
+        try:
+            if error is None or isinstance(error, Exception):
+                self._thread.join()
+        finally:
+            sys.setswitchinterval(self._usual)
 
     def _run(self) -> None:
         try:
@@ -52,7 +59,7 @@ class Task(Generic[T]):
 
 
 class Background:
-    """Steps that are done one after the other in a thread until there are none or it is told to stop."""
+    """Steps that are done one after the other in a thread until there are none or it is told to stop or to give up."""
 
     def __init__(self, steps: Iterator[object]) -> None:
         self._steps = steps
@@ -66,6 +73,10 @@ class Background:
 
     def stop(self) -> None:
         """Lets the step that is being done come to its end and waits for that; raises what it raised."""
-        self._stopped = True
-        self._running.close()
+        self.drop()
         self._task.result()
+
+    def drop(self, error: BaseException | None = None) -> None:
+        """The same for steps that are of no use any more: raises nothing, and waits unless `error` is an interrupt."""
+        self._stopped = True
+        self._running.__exit__(None if error is None else type(error), error, None)

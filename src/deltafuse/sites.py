@@ -65,10 +65,8 @@ def prove_sites(
         seen.update(own.candidate.core)
         key = own.signature.key
         if key not in known:
-            try:
+            with ahead:
                 outcome, rule = _prove(model, kinds, shapes, rules, worker, own.candidate, ahead)
-            finally:
-                ahead.keep()
             known[key] = (outcome, rule, own)
             if not isinstance(outcome, Reason):
                 trials[key] = outcome.trial
