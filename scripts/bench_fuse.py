@@ -189,7 +189,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=24, help="linear layers; after every third comes a full one")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "deltafuse-bench")
-    parser.add_argument("--max-ratio", type=float, default=20.0)
+    parser.add_argument("--max-ratio", type=float, default=27.0)
     parser.add_argument("--max-peak-mb", type=float, default=400.0)
     parser.add_argument("--max-decode-seconds", type=float, default=3.5)
     parser.add_argument("--max-inspect", type=float, default=1.1, help="inspect against fuse")
