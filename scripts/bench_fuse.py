@@ -160,6 +160,8 @@ def faults(result: dict[str, Any], options: argparse.Namespace) -> list[str]:
         found.append(f"ratio {result['ratio']} > {options.max_ratio}")
     if result["peak_mb"] > options.max_peak_mb:
         found.append(f"peak {result['peak_mb']} MB > {options.max_peak_mb} MB")
+    if result["inspect_seconds"] > options.max_inspect * result["fuse_seconds"]:
+        found.append(f"inspect {result['inspect_seconds']} s > {options.max_inspect} x fuse")
     if result["decode"]["fuse_seconds"] > options.max_decode_seconds:
         found.append(f"decode {result['decode']['fuse_seconds']} s > {options.max_decode_seconds} s")
     sizes = {row["layers"]: row["fuse_seconds"] for row in result.get("growth", [])}
@@ -190,6 +192,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-ratio", type=float, default=27.0)
     parser.add_argument("--max-peak-mb", type=float, default=400.0)
     parser.add_argument("--max-decode-seconds", type=float, default=3.5)
+    parser.add_argument("--max-inspect", type=float, default=1.1, help="inspect against fuse")
     parser.add_argument("--max-growth", type=float, default=2.2, help="48 layers against 24")
     parser.add_argument("--growth", action="store_true", help=f"measure {', '.join(map(str, GROWTH))} layers too")
     parser.add_argument("--peers", action="store_true", help="time other tools on the same graph too")

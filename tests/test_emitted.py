@@ -13,13 +13,13 @@ from onnx import helper, numpy_helper
 
 import graphs
 from deltafuse import targets
+from deltafuse.agreement import BAR
 from deltafuse.classes import classify
 from deltafuse.emitted import prove_emitted
 from deltafuse.errors import InternalError
 from deltafuse.finder import Finder
 from deltafuse.lowering import fused_type
 from deltafuse.match import Plan
-from deltafuse.prover import BAR
 from deltafuse.shapes import Shapes
 from deltafuse.sites import prove_sites
 from deltafuse.targets import TargetOptions
@@ -38,7 +38,7 @@ def worker() -> Iterator[Worker]:
 def planned(path: Path, worker: Worker) -> tuple[Plan, Trial, int]:
     model = scan(path)
     kinds, shapes, rule = classify(model), Shapes(model), graphs.pattern()
-    sites, trials = prove_sites(model, kinds, shapes, (rule,), worker, Finder(model, kinds, shapes, rule).find(), str)
+    sites, trials = prove_sites(model, kinds, shapes, (rule,), worker, Finder(model, kinds, shapes, rule), str)
     plan = targets.get("ascend-310p").plan(sites[0], TargetOptions())
     assert isinstance(plan, Plan), plan
     return plan, trials[sites[0].class_key], model.opset_imports[""]

@@ -12,6 +12,8 @@ from onnx import helper
 
 import graphs
 from deltafuse import verify
+from deltafuse.ahead import Lookahead
+from deltafuse.prover import Outlook
 from deltafuse.rollback import rollback
 
 SAME = 1e-12
@@ -83,6 +85,19 @@ def test_a_rule_among_other_nodes_of_a_function_is_fused(tmp_path: Path, target:
     assert back.read_bytes() == path.read_bytes()
     again = graphs.fuse(fused, tmp_path / "again.onnx", target=target)
     assert [site.status for site in again.sites] == []
+
+
+def test_layers_that_were_put_in_place_share_a_proof_whether_they_are_found_ahead_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ahead, after = graphs.save(calling(3), tmp_path), tmp_path / "ahead.onnx", tmp_path / "after.onnx"
+    report = graphs.fuse(path, ahead, record="none")
+    monkeypatch.setattr(Lookahead, "expect", Outlook.expect)
+    plain = graphs.fuse(path, after, record="none")
+    assert report.sites == plain.sites
+    proofs = [site.match.proof for site in report.sites if site.match is not None]
+    assert [proof.shared_with for proof in proofs] == [None, "site.0", "site.0"]
+    assert ahead.read_bytes() == after.read_bytes()
 
 
 def test_one_site_of_two_calls_goes_back_with_its_call(tmp_path: Path) -> None:

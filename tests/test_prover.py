@@ -12,9 +12,10 @@ from onnx import TensorProto, helper
 
 import graphs
 from deltafuse import prover
+from deltafuse.agreement import BAR
 from deltafuse.classes import classify
 from deltafuse.draws import DRAWS
-from deltafuse.prover import BAR, Proven, prove
+from deltafuse.prover import Proven, prove
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.region import convex
 from deltafuse.shapes import Shapes

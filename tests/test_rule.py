@@ -107,3 +107,16 @@ def test_relative_is_the_difference_over_the_largest_wanted_number() -> None:
 )
 def test_nothing_and_infinities_prove_nothing(found: np.ndarray, wanted: np.ndarray) -> None:
     assert relative(found, wanted) == np.inf
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("columns", [1, 2, 3, 8, 9])
+@pytest.mark.parametrize("keys", [3, 8, 128])
+def test_the_layout_in_memory_does_not_change_a_bit(columns: int, heads: int, keys: int) -> None:
+    sizes = {"B": 2, "T": 7, "N": heads, "H": 2 * heads, "K": keys, "V": columns}
+    given = draw(DRAWS[1], sizes, 5, normed=False)
+    query, key = (np.repeat(x, 2, axis=2) for x in (given.query, given.key))
+    wanted = graphs.pattern().recurrence(query, key, given.value, given.g, given.beta, given.state)
+    for found, expected in zip(run_rule(graphs.pattern().recurrence, given, plain()), wanted, strict=True):
+        assert found.flags.c_contiguous
+        assert np.array_equal(found, expected)

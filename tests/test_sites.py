@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import graphs
 from deltafuse.classes import classify
@@ -31,7 +31,7 @@ def all_sites(model: onnx.ModelProto, worker: Worker, folder: Path) -> tuple[lis
     kinds, shapes, rule = classify(scanned), Shapes(scanned), graphs.pattern()
     told: list[str] = []
     finder = Finder(scanned, kinds, shapes, rule)
-    sites, trials = prove_sites(scanned, kinds, shapes, (rule,), worker, finder.find(), told.append)
+    sites, trials = prove_sites(scanned, kinds, shapes, (rule,), worker, finder, lambda one: told.append(one.name))
     return list(sites), trials, told
 
 
@@ -152,3 +152,22 @@ def test_a_match_says_what_it_is(worker: Worker, tmp_path: Path) -> None:
     assert [str(dim) for dim in site.final_state.shape] == [str(site.dims.batch), "4", "16", "24"]
     assert site.out.dtype == site.g.dtype == TensorProto.FLOAT
     assert (site.query_norm.kind, site.key_norm.kind) == ("rsqrt", "rsqrt")
+
+
+#: A scale of 2**-14 in single precision and of 0 in bfloat16, from constants that both hold as they are.
+ROUNDED = [
+    ("  q1 = Mul(q0, scale)", "  m = Mul(c, c)\n  d = Sub(m, c2)\n  scale = Cast<to = 1>(d)\n  q1 = Mul(q0, scale)"),
+    ("float scale = {0.25}", "float c = {1.0078125}, float c2 = {1.015625}"),
+]
+
+
+def test_constants_of_another_type_are_not_covered_by_a_proof(worker: Worker, tmp_path: Path) -> None:
+    other = graphs.step(*ROUNDED)
+    for tensor in other.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            number = float(numpy_helper.to_array(tensor)[()])
+            tensor.CopyFrom(helper.make_tensor(tensor.name, TensorProto.BFLOAT16, [], [number]))
+    for model in (two(graphs.step(*ROUNDED), other), two(other, graphs.step(*ROUNDED))):
+        sites, _, _ = all_sites(model, worker, tmp_path)
+        outcomes = [site.reason.code if isinstance(site, NoMatch) else "match" for site in sites]
+        assert sorted(outcomes) == ["constant-rounds", "match"]

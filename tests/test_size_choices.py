@@ -168,3 +168,34 @@ def test_ends_and_whole_chunks_are_tried(tokens: int) -> None:
     assert ends_fail(cast("Trial", right), binding, validity, sizes) is None
     assert right.tried == [2, 3, 15, 16, 17, 32, 33]
     assert ends_fail(cast("Trial", Wrong(tokens)), binding, validity, Sizes()) is None
+
+
+def prefix(graph: onnx.GraphProto, text: str) -> None:
+    """Puts a text before all names, those that branches read from around too."""
+    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        named.name = text + named.name
+    for node in graph.node:
+        node.input[:] = [name and text + name for name in node.input]
+        node.output[:] = [name and text + name for name in node.output]
+        for attribute in node.attribute:
+            prefix(attribute.g, text)
+
+
+@pytest.mark.parametrize("bounds", [(0, 3000), (3000, 0), (0, 0)])
+def test_a_choice_is_not_covered_by_the_proof_of_a_layer_with_another_bound(
+    bounds: tuple[int, int], tmp_path: Path
+) -> None:
+    """Both branches are the same, so that no run tells the layers apart; there always are more than 0 tokens."""
+    whole = onnx.ModelProto()
+    for index, bound in enumerate(bounds):
+        part = scaled_where([helper.make_node("Greater", ["t", "far"], ["c"])], 1.0)
+        (far,) = (one for one in part.graph.initializer if one.name == "far")
+        far.CopyFrom(graphs.constant("far", bound, np.int64))
+        prefix(part.graph, f"p{index}/")
+        if not index:
+            whole.CopyFrom(part)
+            continue
+        for field in ("node", "input", "output", "value_info", "initializer"):
+            getattr(whole.graph, field).extend(getattr(part.graph, field))
+    report = graphs.fuse(graphs.save(whole, tmp_path), tmp_path / "out.onnx", keep_going=True)
+    assert graphs.codes(report) == ["position-gate" if bound else "" for bound in bounds]

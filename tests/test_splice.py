@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -9,10 +10,11 @@ import pytest
 from onnx import helper
 
 import graphs
+from deltafuse import classes
 from deltafuse.adjusting import Adjustments
 from deltafuse.graph import Graph
 from deltafuse.match import Dims, Match, Plan, Proof, Role
-from deltafuse.splice import changes_of, removed_by
+from deltafuse.splice import between, changes_of, removed_by
 
 #: Two sites whose results are r1 and r2; `shared` is read by both, `both` by both results.
 TEXT = """
@@ -71,6 +73,26 @@ def test_what_dies_with_the_last_of_several_sites_is_removed_once(graph: Graph) 
     removed = dict(removed_by(graph, plans))
     assert names(graph, removed["one"]) == ["shared", "own1", "r1"]
     assert names(graph, removed["two"]) == ["own2", "r2"]
+
+
+#: A second site whose size is that of what lies inside the first.
+SIZED = """
+<ir_version: 8, opset_import: ["" : 17]>
+sized (float[2] a, float[2] b) => (float[2] r2)
+{
+  inner = Neg(a)
+  shape = Shape(inner)
+  size = Identity(shape)
+  r2 = Expand(b, size)
+}"""
+
+
+def test_what_lies_behind_a_size_that_a_site_reads_is_not_between(tmp_path: Path) -> None:
+    model = graphs.scanned(graphs.parse(SIZED), tmp_path)
+    graph, kinds = model.graph, classes.classify(model)
+    one = match(graph, "two", ["b"], ["r2"], ["size", "r2"])
+    for sizes in ((), (graph.find("shape") or 0,)):
+        assert names(graph, between(graph, replace(one, sizes=sizes), kinds)) == ["shape", "size", "r2"]
 
 
 def test_an_operand_stays(graph: Graph) -> None:

@@ -30,19 +30,16 @@ class DecayAnchors:
         kinds, graph = self._kinds, self._model.graph
         return sum(
             kinds[graph.node_outputs[node][0]] == Kind.DATA
-            for node, op in enumerate(graph.standard)
-            if op in self._pattern.anchors
+            for node in graph.nodes_with(self._pattern.anchors)
+            if graph.standard[node]
         )
 
     def find(self) -> dict[int, int]:
         """Anchor -> the one value its exponent is made of."""
         graph = self._model.graph
         anchors: dict[int, int] = {}
-        calls = {op for _, op in self._model.local_functions} if self._model.functions else set[str]()
-        likely = self._pattern.anchors | LOOPS | calls
-        for node, op in enumerate(graph.op):
-            if op not in likely:
-                continue
+        likely = self._pattern.anchors | LOOPS | _called(self._model)
+        for node in graph.nodes_with(likely):
             if graph.standard[node] in LOOPS or is_call(self._model, graph, node):
                 roots = self._inner(self._model, graph, self._kinds, node)
             elif self._is_anchor(graph, self._kinds, node):
@@ -129,9 +126,10 @@ class ContractionAnchors:
 
     def _nodes(self) -> list[int]:
         graph = self._model.graph
+        likely = self._pattern.anchors | LOOPS | _called(self._model)
         return [
             node
-            for node in range(len(graph.op))
+            for node in graph.nodes_with(likely)
             if node not in self._taken and self._is_anchor(self._model, graph, self._kinds, node)
         ]
 
@@ -144,6 +142,11 @@ class ContractionAnchors:
                 for inner in range(len(body.graph.op))
             )
         return op in self._pattern.anchors and contracts_data(graph, kinds, node)
+
+
+def _called(model: Model) -> set[str]:
+    """op_types by which a model calls its own functions."""
+    return {op for _, op in model.local_functions} if model.functions else set()
 
 
 def contracts_data(graph: Graph, kinds: bytearray, node: int) -> bool:

@@ -116,8 +116,17 @@ def open_bench(
     names: Mapping[int, str],
     shapes: Mapping[int, tuple[Dim, ...]],
     sizes: Mapping[int, tuple[Dim, ...]],
+    meanwhile: Callable[[], object] | None = None,
 ) -> Bench | Reason:
     """Loads a cut in double.
+
+    Args:
+        worker: that loads it.
+        cut: what is loaded.
+        names: value id of each input and output -> its name.
+        shapes: value id of each operand -> its symbolic shape.
+        sizes: value id of each shape that the cut reads -> what it holds.
+        meanwhile: is called while the worker loads.
 
     Returns:
         The reason where that cannot be: ``operand-too-large``, what `to_double` and the worker say.
@@ -130,7 +139,7 @@ def open_bench(
     double = to_double(cut.model)
     if isinstance(double, Reason):
         return double
-    session = worker.load(double.SerializeToString())
+    session = worker.load(double.SerializeToString(), meanwhile)
     return session if isinstance(session, Reason) else Bench(worker, session, names, cut, shapes, sizes)
 
 

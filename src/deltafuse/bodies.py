@@ -60,6 +60,12 @@ def scan_call(model: Model, graph: Graph, node: int) -> Model:
     return scan_function(model, model.local_functions[graph.domain[node], graph.op[node]], graph.node(node))
 
 
+def with_bodies(model: Model, graph: Graph) -> list[int]:
+    """The nodes that compute by a subgraph, ascending."""
+    likely = CONTROL if not model.functions else CONTROL | {name for _, name in model.local_functions}
+    return [node for node in graph.nodes_with(likely) if has_body(model, graph, node)]
+
+
 def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[Body]:
     """The subgraphs of a node of `graph`; none where it has none."""
     if is_call(model, graph, node):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from deltafuse.bodies import LOOPS, Body, bodies, has_body
+from deltafuse.bodies import LOOPS, Body, bodies, has_body, with_bodies
 from deltafuse.finder import Finder
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
@@ -34,8 +34,8 @@ def buried(model: Model, kinds: bytearray, pattern: Pattern, seen: Collection[in
     if pattern.decay == "none":
         # Two contractions in a body say too little.
         return
-    for node in range(len(graph.op)):
-        if has_body(model, graph, node) and node not in seen and holds(model, graph, kinds, node, pattern):
+    for node in with_bodies(model, graph):
+        if node not in seen and holds(model, graph, kinds, node, pattern):
             sparse = _sparse(graph, node)
             yield node, _reason(graph, node) if sparse is None else sparse
 
@@ -66,8 +66,7 @@ def holds(model: Model, graph: Graph, kinds: bytearray, node: int, pattern: Patt
 def _nested(body: Body, pattern: Pattern) -> bool:
     inner = body.graph
     return any(
-        has_body(body.model, inner, node) and holds(body.model, inner, body.kinds, node, pattern)
-        for node in range(len(inner.op))
+        holds(body.model, inner, body.kinds, node, pattern) for node in with_bodies(body.model, inner)
     )
 
 

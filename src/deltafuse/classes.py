@@ -42,6 +42,9 @@ _WEIGHTED = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "Gather", "LSTM", "GRU", "RNN", "MatMulNBits", "DequantizeLinear"}
 )
 
+#: Operators whose result is not just the largest kind of their inputs.
+_SPECIAL = frozenset({"SequenceEmpty", "CastLike", "Shape", "Size"})
+
 #: Operators that hand an array on: whoever reads their result settles what it is.
 _CARRIERS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze"})
 
@@ -101,13 +104,22 @@ class _Classifier:
             if value in varying and kind == _UNSETTLED:
                 kinds[value] = Kind.WEIGHT
         kinds[0] = Kind.CONSTANT
+        self._propagate()
+        kinds[0] = 0
+        return kinds.replace(bytes([_UNSETTLED]), bytes([Kind.WEIGHT]))
+
+    def _propagate(self) -> None:
+        """Settles each node's results, in file order: a loop over all nodes, so what is frequent comes first."""
+        graph, kinds, captures = self._graph, self._kinds, self._graph.captures
         begins, ends = graph.attribute_spans.wholes()
         short: list[bool] = (ends - begins <= _SHORT).tolist()
         starts: list[int] = begins.tolist()
         stops: list[int] = ends.tolist()
         data = self._model.data
         known: dict[bytes, int | None] = {}
-        for node, (op, outputs) in enumerate(zip(graph.standard, graph.node_outputs, strict=True)):
+        for node, (op, inputs, outputs) in enumerate(
+            zip(graph.standard, graph.node_inputs, graph.node_outputs, strict=True)
+        ):
             if op == "Constant":
                 key = bytes(data[starts[node] : stops[node]]) if short[node] else b""
                 kind = known.get(key)
@@ -115,14 +127,12 @@ class _Classifier:
                     kind = self._of_constant(node)
                     known[key] = kind if key else None
             else:
-                kind = self._of_node(node, op)
+                found = [kinds[value] for value in inputs]
+                kind = max(found, default=0)
+                if kind == _UNSETTLED or 0 in found or not found or op in _SPECIAL or node in captures:
+                    kind = self._of_node(node, op)
             for value in outputs:
                 kinds[value] = kind
-        kinds[0] = 0
-        for value, kind in enumerate(kinds):
-            if kind == _UNSETTLED:
-                kinds[value] = Kind.WEIGHT
-        return kinds
 
     def _of_constant(self, node: int) -> int:
         head = self._graph.constant_head(node)
@@ -189,5 +199,9 @@ def _mask(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
 
 def _structural(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
     """Masks, identities, zeros: all equal, or two values of which one is 0 or 1."""
-    values = np.unique(np.asarray(array, np.float64))
-    return len(values) == 1 or (len(values) == 2 and bool(np.isin(values, (0.0, 1.0)).any()))
+    values = np.asarray(array, np.float64)
+    if not values.size:
+        return False
+    low, high = float(values.min()), float(values.max())
+    of_two = bool(((values == low) | (values == high)).all())
+    return of_two and (low == high or bool({low, high} & {0.0, 1.0}))

@@ -53,4 +53,4 @@ class Cores:
 
 
 def _of(values: npt.NDArray[np.int32], colours: npt.NDArray[np.int32], colour: int) -> list[int]:
-    return np.unique(values[colours == colour]).tolist()
+    return sorted(set(values[colours == colour].tolist()))

@@ -40,4 +40,4 @@ def open_cut(setting: Setting, *, known_operators: bool = False) -> Bench | Reas
     if isinstance(cut, Reason):
         return cut
     names = {value: graph.name(value) for value in (*inputs, *offered)}
-    return open_bench(setting.worker, cut, names, known, sizes)
+    return open_bench(setting.worker, cut, names, known, sizes, setting.know_sizes)

@@ -23,6 +23,8 @@ __all__ = ["Changes", "Edit", "Insertion", "Kind", "Writer", "append_metadata", 
 Kind: TypeAlias = Literal["nodes", "moved", "values", "pins", "size", "opset", "metadata"]
 _IN_GRAPH = ("nodes", "moved", "values", "pins")
 _CHUNK = 8 << 20
+#: Bytes from which a piece is written by itself.
+_TOGETHER = 1 << 20
 
 
 class Writer(Protocol):
@@ -139,12 +141,31 @@ def apply(
         out: where to write.
         progress: is called with bytes read and bytes in all.
     """
-    position = 0
+    position, held = 0, 0
+    pieces: list[bytes | memoryview] = []
     for edit in edits:
-        _copy(data, position, edit.start, out, progress)
-        out.write(edit.new)
+        pieces += (data[position : edit.start], edit.new)
+        held += edit.start - position + len(edit.new)
         position = edit.end
+        if held >= _TOGETHER:
+            _write(pieces, out)
+            pieces, held = [], 0
+    _write(pieces, out)
     _copy(data, position, len(data), out, progress)
+
+
+def _write(pieces: Sequence[bytes | memoryview], out: Writer) -> None:
+    """Writes pieces, small ones together: most are a few bytes between two nodes that go."""
+    small: list[bytes | memoryview] = []
+    for piece in pieces:
+        if len(piece) < _TOGETHER:
+            small.append(piece)
+            continue
+        out.write(b"".join(small))
+        small.clear()
+        for position in range(0, len(piece), _CHUNK):
+            out.write(piece[position : position + _CHUNK])
+    out.write(b"".join(small))
 
 
 def _copy(data: memoryview, start: int, end: int, out: Writer, progress: Callable[[int, int], None] | None) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from deltafuse.agreement import BAR
 from deltafuse.bench import Binding
 from deltafuse.draws import DRAWS, Array
 from deltafuse.errors import InternalError
@@ -16,10 +17,9 @@ from deltafuse.fused import kernel, lower_all
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.match import Match, Plan, Role
 from deltafuse.probe import to_double
-from deltafuse.prover import BAR
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
-from deltafuse.trial import Trial
+from deltafuse.trial import Step, Trial
 from deltafuse.worker import Session, Worker
 
 TEXTS.update(
@@ -66,8 +66,10 @@ def prove_emitted(
             worker.unload(session)
             return other
     worst = 0.0
-    for seed, how in enumerate(_DRAWS, _SEED):
-        operands, _ = trial.draw(binding, how, seed)
+    steps = [Step(binding, how, seed) for seed, how in enumerate(_DRAWS, _SEED)]
+    ahead = trial.ahead(steps)
+    for step in steps:
+        operands, _ = ahead.draw(step)
         assignment = trial.explained.assignment
         written = assignment.write(operands)
         wanted = trial.bench.run(written, binding.numbers, [v for v in (trial.out, trial.final) if v is not None])
@@ -76,7 +78,7 @@ def prove_emitted(
         if not all(np.isfinite(array).all() for array in wanted.values()):
             continue
         feeds = {_operand(plan.match, name).name: written[value] for name, value in assignment.values.items()}
-        found = worker.run(session, feeds)
+        found = worker.run(session, feeds, meanwhile=ahead.prepare)
         if isinstance(found, Reason):
             raise _bug(plan, found.text)
         results = cast("tuple[Array, ...]", found)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from deltafuse.bench import Bench
+from deltafuse.bench import Bench, Binding
 from deltafuse.draws import Array
 from deltafuse.patterns import Decay
 
@@ -37,3 +37,42 @@ def search_feeds(
         else:
             feeds[root] = rng.standard_normal(shape) / np.sqrt(shape[-1] if shape else 1)
     return feeds
+
+
+class Fed:
+    """Bindings in turn, and their feeds, those of the next one drawn while the worker computes.
+
+    Args:
+        bench: knows the shapes.
+        roots: see `search_feeds`.
+        decay: see `search_feeds`.
+        bindings: what is gone through.
+    """
+
+    def __init__(self, bench: Bench, roots: Sequence[int], decay: Decay, bindings: Iterator[Binding]) -> None:
+        self._bench = bench
+        self._roots = roots
+        self._decay: Decay = decay
+        self._bindings = bindings
+        self._ready: tuple[Binding, dict[int, Array]] | None = None
+        self._next: Binding | None = None
+
+    def __iter__(self) -> Iterator[Binding]:
+        while True:
+            binding, self._next = self._next or next(self._bindings, None), None
+            if binding is None:
+                return
+            yield binding
+
+    def of(self, binding: Binding) -> dict[int, Array]:
+        """The feeds at a binding."""
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[0] is binding:
+            return ready[1]
+        return search_feeds(self._bench, self._roots, binding.numbers, self._decay)
+
+    def prepare(self) -> None:
+        """Draws what the next binding needs."""
+        self._next = self._next or next(self._bindings, None)
+        if self._next is not None:
+            self._ready = self._next, self.of(self._next)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+
+import numpy as np
 
 from deltafuse.anchors import ContractionAnchors, DecayAnchors, contracts_data
 from deltafuse.bodies import has_body
@@ -20,8 +22,10 @@ from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
+from deltafuse.repeats import Repeats
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model
+from deltafuse.wiring import Wiring, Wirings
 
 _JOINED = -2
 _FREE = -1
@@ -44,6 +48,7 @@ class Candidate:
         core: nodes that depend on an anchor, ascending.
         nodes: `core` and all that lies between it and the roots, constants and shape arithmetic too, ascending.
         frontier: values of the core that something outside reads, or that are graph outputs.
+        wiring: of `nodes` between `roots` and `frontier`.
     """
 
     name: str
@@ -51,6 +56,25 @@ class Candidate:
     sizes: tuple[tuple[int, tuple[Dim, ...]], ...]
     core: tuple[int, ...]
     nodes: tuple[int, ...]
+    frontier: tuple[int, ...]
+    wiring: Wiring = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A core that is worth a look.
+
+    Attributes:
+        name: of the candidate.
+        known_by: what its anchors have in common.
+        core: its nodes, ascending.
+        entries, frontier: the data values that it reads, and those that something outside reads.
+    """
+
+    name: str
+    known_by: int
+    core: tuple[int, ...]
+    entries: tuple[int, ...]
     frontier: tuple[int, ...]
 
 
@@ -76,6 +100,8 @@ class Finder:
         self._pattern = pattern
         self._others = others
         self._climber = Climber(graph, kinds, shapes, pattern.fence)
+        self._wirings = Wirings(model)
+        self._repeats = Repeats(graph, shapes, self._wirings)
         self._anchors = (
             ContractionAnchors(model, kinds, self._climber, pattern, {node for one in others for node in one.nodes})
             if pattern.decay == "none"
@@ -87,9 +113,17 @@ class Finder:
 
         They come one by one, so that what a proof tells of a site's outputs (their shapes) is known for the next one.
         """
+        for place in self.places:
+            candidate = self.candidate(place)
+            if candidate is not None:
+                yield candidate
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """The cores of all candidates in the order of their first anchor."""
         anchors = self._anchors.find()
         if not anchors:
-            return
+            return ()
         sites: dict[int, int] = {}
         for known_by in anchors.values():
             sites.setdefault(known_by, len(sites))
@@ -98,10 +132,19 @@ class Finder:
         members = {known_by: cores.nodes(colour) for known_by, colour in sites.items()}
         likely = [known_by for known_by, core in members.items() if self._contracts(core)]
         names = _names(self._graph, [members[by] for by in likely], [other.name for other in self._others])
-        for name, by in zip([self._fresh(name) for name in names], likely, strict=True):
-            candidate = self._candidate(name, by, members[by], cores.entries(sites[by]), cores.frontier(sites[by]))
-            if candidate is not None:
-                yield candidate
+        return tuple(
+            Place(name, by, *map(tuple, (members[by], cores.entries(sites[by]), cores.frontier(sites[by]))))
+            for name, by in zip([self._fresh(name) for name in names], likely, strict=True)
+        )
+
+    def candidate(self, place: Place) -> Candidate | None:
+        """The candidate that a core is part of, None where too little enters it."""
+        roots = self._roots(place.entries, place.known_by)
+        if len(roots) < self._pattern.least_roots:
+            return None
+        sizes, nodes, wiring = self._close(roots, place.frontier, self._shape_results)
+        outer = (tuple(roots), tuple(sizes.items()))
+        return Candidate(place.name, *outer, place.core, tuple(nodes), place.frontier, wiring)
 
     @property
     def anchors_are(self) -> str:
@@ -162,16 +205,7 @@ class Finder:
                 value_colours[value] = colour
         return colours
 
-    def _candidate(
-        self, name: str, known_by: int, core: list[int], entries: list[int], frontier: list[int]
-    ) -> Candidate | None:
-        roots = self._roots(entries, known_by)
-        if len(roots) < self._pattern.least_roots:
-            return None
-        sizes, nodes = self._close(roots, frontier)
-        return Candidate(name, tuple(roots), tuple(sizes.items()), tuple(core), tuple(nodes), tuple(frontier))
-
-    def _roots(self, entries: list[int], known_by: int) -> list[int]:
+    def _roots(self, entries: Sequence[int], known_by: int) -> list[int]:
         """What a core is made of, the gate first: the log decay, or else beta, the root with the fewest numbers."""
         if self._pattern.decay != "none":
             return self._climber.roots(entries, known_by)
@@ -182,30 +216,34 @@ class Finder:
         shape = self._shapes.shape(root) or ()
         return prod(evaluate(dim, dict.fromkeys(symbols(dim), _ANY)) for dim in shape)
 
-    def _close(self, roots: list[int], frontier: list[int]) -> tuple[dict[int, tuple[Dim, ...]], list[int]]:
+    def _close(
+        self, roots: Sequence[int], frontier: Sequence[int], known: frozenset[int]
+    ) -> tuple[dict[int, tuple[Dim, ...]], list[int], Wiring]:
         """The shapes of data that are read between roots and frontier, and the nodes between all these.
 
         A shape that is not known is no end: what it is the shape of must then lie inside.
         """
-        graph, known = self._graph, self._shape_results
+        graph = self._graph
         nodes, _ = backward_slice(graph, known.union(roots), frontier)
-        read = dict.fromkeys(value for node in nodes for value in graph.node_inputs[node] if value in known)
-        contents = {result: self._shapes.contents(result) for result in read}
+        reads, _ = graph.reading.take(np.array(nodes, np.int32))
+        read = dict.fromkeys(value for value in reads.tolist() if value in known)
+        wiring = self._wirings.of(roots, nodes, frontier)
+        contents = self._repeats.contents(wiring, roots, nodes, read)
         unknown = [result for result, found in contents.items() if found is None or None in found.ravel().tolist()]
         if unknown:
-            known.difference_update(unknown)
-            return self._close(roots, frontier)
-        return {result: tuple(found.ravel().tolist()) for result, found in contents.items() if found is not None}, nodes
+            return self._close(roots, frontier, known.difference(unknown))
+        sizes = {result: tuple(found.ravel().tolist()) for result, found in contents.items() if found is not None}
+        return sizes, nodes, wiring
 
     @cached_property
-    def _shape_results(self) -> set[int]:
+    def _shape_results(self) -> frozenset[int]:
         """Results of Shape nodes on data."""
         graph, kinds = self._graph, self._kinds
-        return {
+        return frozenset(
             graph.node_outputs[node][0]
-            for node, op in enumerate(graph.standard)
-            if op == "Shape" and kinds[graph.node_inputs[node][0]] == Kind.DATA
-        }
+            for node in graph.nodes_with(["Shape"])
+            if graph.standard[node] and kinds[graph.node_inputs[node][0]] == Kind.DATA
+        )
 
 
 def _names(graph: Graph, cores: Sequence[list[int]], taken: Sequence[str]) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TypeVar, cast, overload
 
 import numpy as np
@@ -206,6 +207,17 @@ class Graph:
         if not strange:
             return self.op
         return ["" if key in strange else key[0] for key in zip(self.op, self.domain, strict=True)]
+
+    def nodes_with(self, ops: Iterable[str]) -> list[int]:
+        """The nodes of some op_types, ascending."""
+        return sorted(chain.from_iterable(self._by_op.get(op, ()) for op in ops))
+
+    @cached_property
+    def _by_op(self) -> dict[str, array[int]]:
+        nodes = {op: array("i") for op in set(self.op)}
+        for node, op in enumerate(self.op):
+            nodes[op].append(node)
+        return nodes
 
     @cached_property
     def reading(self) -> Ragged:

@@ -44,8 +44,9 @@ class Notes:
 def _behind(graph: Graph, start: int) -> bytearray:
     reached = bytearray(len(graph.value_names))
     reached[start] = 1
+    inputs, captures = graph.node_inputs, graph.captures
     for node, op in enumerate(graph.standard):
-        for value in graph.reads(node):
+        for value in inputs[node] if node not in captures else graph.reads(node):
             if reached[value] and op not in ("Shape", "Size"):
                 for output in graph.node_outputs[node]:
                     reached[output] = 1

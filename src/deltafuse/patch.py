@@ -43,11 +43,11 @@ _CHUNK = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One edit, undone by putting `removed` in place of `size` bytes.
+    """One edit, undone by putting the removed bytes in place of `size` bytes.
 
     Attributes:
         start: offset in the original file.
-        removed: the original's bytes.
+        gone: the original's bytes; where a record is being made they are a view of the file.
         size: bytes that the fused file has there.
         site: "" for what no single site asked for.
         kind: see `deltafuse.edits.Kind`.
@@ -56,12 +56,17 @@ class Entry:
     """
 
     start: int
-    removed: bytes
+    gone: bytes | memoryview
     size: int
     site: str
     kind: str
     before: str = ""
     after: str = ""
+
+    @property
+    def removed(self) -> bytes:
+        """The original's bytes."""
+        return bytes(self.gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +120,17 @@ def encode(record: Record) -> bytes:
         "original_bytes": record.original_bytes,
         "fused_sha256": record.fused_sha256,
         "sites": record.sites,
-        "entries": [[e.start, len(e.removed), e.size, e.site, e.kind, e.before, e.after] for e in record.entries],
+        "entries": [[e.start, len(e.gone), e.size, e.site, e.kind, e.before, e.after] for e in record.entries],
         "digests": [list(asdict(digest).values()) for digest in record.digests],
         "external": record.external,
     }
     text = json.dumps(header, separators=(",", ":")).encode()
-    size = 4 + len(text) + sum(len(entry.removed) for entry in record.entries)
+    size = 4 + len(text) + sum(len(entry.gone) for entry in record.entries)
     if size > LIMIT:
         raise UserError("record-too-large", f"the rollback record would have {size} bytes: fuse with --record none")
     compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=size)
     pieces = [compressor.compress(struct.pack("<I", len(text)) + text)]
-    pieces += [compressor.compress(entry.removed) for entry in record.entries]
+    pieces += [compressor.compress(entry.gone) for entry in record.entries]
     return b"".join([*pieces, compressor.flush()])
 
 

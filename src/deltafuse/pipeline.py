@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deltafuse import classes, edits, files, outcome, patterns, record, splice, targets
-from deltafuse.adjusting import Adjustments, adjust
+from deltafuse import classes, drafting, edits, files, outcome, patterns, record, splice, targets
+from deltafuse.background import Task
+from deltafuse.drafting import Draft
 from deltafuse.emitted import prove_emitted
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
@@ -17,7 +18,6 @@ from deltafuse.expression_sites import ExpressionSites, find_expressions
 from deltafuse.expressions import Expression
 from deltafuse.extract import extract_sites
 from deltafuse.finder import Candidate, Finder
-from deltafuse.graph import Graph
 from deltafuse.inlining import Inlined, inlined
 from deltafuse.limits import bounded
 from deltafuse.match import FuseReport, Match, Plan, SiteReport
@@ -62,15 +62,6 @@ class _Found:
     trials: Mapping[bytes, Trial]
     anchors: Mapping[str, int]
     expressions: ExpressionSites
-
-
-@dataclass(frozen=True)
-class _Draft:
-    """What is to be changed in a model."""
-
-    plans: tuple[splice.AnyPlan, ...]
-    removed: splice.Removed
-    changes: Adjustments
 
 
 class _Clock:
@@ -132,12 +123,11 @@ def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> 
 
 
 @bounded
-def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, _Draft, tuple[SiteReport, ...]]:
+def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
         found = _find(options, clock, worker, target.ordinary)
-        plans, reports = _plan(options, clock, worker, found, target)
-    return found, *_draft(options, clock, found, plans, reports, target)
+        return found, *_plan(options, clock, worker, found, target)
 
 
 def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
@@ -165,105 +155,76 @@ def _search(
     for family in patterns.families([rule for rule in rules if not isinstance(rule, Expression)]):
         with clock.stage("finding and proving"):
             finder = Finder(model, kinds, shapes, family[0], tuple(candidates))
-            found = _kept(finder.find(), candidates)
-            more, proven = prove_sites(model, kinds, shapes, family, worker, found, clock.progress.note)
+
+            def advance(candidate: Candidate) -> None:
+                candidates.append(candidate)
+                clock.progress.note(candidate.name)
+
+            more, proven = prove_sites(model, kinds, shapes, family, worker, finder, advance)
             if not sites:
                 anchors[finder.anchors_are] = finder.anchors_seen()
         sites += outcome.worth_telling(more, family, sites)
         trials.update(proven)
     with clock.stage("finding and proving"):
-        matches = [site for site in sites if isinstance(site, Match)]
-        taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
         ordinary = [rule for rule in rules if isinstance(rule, Expression)]
+        matches = [site for site in sites if ordinary and isinstance(site, Match)]
+        taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
         expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
     return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions)
 
 
-def _kept(candidates: Iterator[Candidate], into: list[Candidate]) -> Iterator[Candidate]:
-    for candidate in candidates:
-        into.append(candidate)
-        yield candidate
-
-
 def _plan(
     options: FuseOptions, clock: _Clock, worker: Worker, found: _Found, target: Target
-) -> tuple[tuple[splice.AnyPlan, ...], tuple[SiteReport, ...]]:
+) -> tuple[Draft, tuple[SiteReport, ...]]:
+    """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
+    model, shapes, opset = found.model, found.shapes, found.model.opset_imports.get("", 17)
+    check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
+    with clock.stage("planning"):
+        planned = [plan_site(options, target, site, opset) for site in found.sites]
+        imports = model.opset_imports
+        ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
+        likely = (*(plan for plan in planned if isinstance(plan, Plan)), *ordinary)
+        with Task(lambda: drafting.outline(options, model, shapes, likely, target)) as task:
+            proven, reports = _prove_plans(options, worker, found, planned)
+        plans = (*proven, *ordinary)
+        # What was refused after all does nothing to the file.
+        whole = len(plans) == len(likely)
+        outlined = task.result() if whole else drafting.outline(options, model, shapes, plans, target)
+    return drafting.draft(model.graph, outlined, plans, (*reports, *others))
+
+
+def _prove_plans(
+    options: FuseOptions, worker: Worker, found: _Found, planned: Sequence[Plan | SiteReport]
+) -> tuple[list[Plan], list[SiteReport]]:
+    """Proves what is to be written, once for each class of sites and operator."""
     plans: list[Plan] = []
     reports: list[SiteReport] = []
     errors: dict[tuple[bytes, str], float | Reason] = {}
     opset = found.model.opset_imports.get("", 17)
     notes_on = Notes(found.model)
-    check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
-    with clock.stage("planning"):
-        for site in found.sites:
-            planned = plan_site(options, target, site, opset)
-            if isinstance(planned, SiteReport):
-                reports.append(planned)
-                continue
-            key = (planned.match.class_key, planned.op)
-            if key not in errors:
-                trial, tokens = found.trials[planned.match.class_key], pinned_tokens(options, planned.match.dims.tokens)
-                errors[key] = prove_emitted(planned, trial, worker, opset, tokens, options.batch)
-            error = errors[key]
-            if isinstance(error, Reason):
-                match = planned.match
-                reports.append(SiteReport(match.name, "refused", match, None, error, (), len(match.nodes)))
-                continue
-            match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=error))
-            plans.append(replace(planned, match=match))
-            notes = (*match.notes, *planned.notes, *notes_on.of(match))
-            reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes)))
-        imports = found.model.opset_imports
-        ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
-    return (*plans, *ordinary), (*reports, *others)
-
-
-def _draft(
-    options: FuseOptions,
-    clock: _Clock,
-    found: _Found,
-    plans: tuple[splice.AnyPlan, ...],
-    reports: tuple[SiteReport, ...],
-    target: Target,
-) -> tuple[_Draft, tuple[SiteReport, ...]]:
-    """What is to be changed; where the rest of the file cannot follow no site is left, and each report says why."""
-    with clock.stage("pinning"):
-        graph = found.model.graph
-        removed = splice.removed_by(graph, plans)
-        stuck = splice.stuck(graph, plans, removed)
-        if stuck:
-            plans, reports = _unstick(graph, plans, reports, stuck)
-            removed = splice.removed_by(graph, plans)
-        if not plans:
-            return _Draft(plans, removed, Adjustments()), reports
-        seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
-        dead = frozenset(node for _, nodes in removed for node in nodes)
-        # An ordinary expression is written in the operators that the file has.
-        own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset is not None for plan in plans)
-        opset = target.opset if own else None
-        changes = adjust(found.model, found.shapes, dead, opset, seeds, dict(options.pins))
-    if isinstance(changes, Reason):
-        return _Draft((), (), Adjustments()), tuple(_refuse(report, changes) for report in reports)
-    return _Draft(plans, removed, changes), reports
-
-
-def _unstick(
-    graph: Graph, plans: tuple[splice.AnyPlan, ...], reports: tuple[SiteReport, ...], stuck: Mapping[str, int]
-) -> tuple[tuple[splice.AnyPlan, ...], tuple[SiteReport, ...]]:
-    """Refuses sites whose results would be written twice."""
-    reasons = {site: Reason("inner-value-used", {"value": graph.name(value)}) for site, value in stuck.items()}
-    kept = tuple(plan for plan in plans if plan.match.name not in stuck)
-    return kept, tuple(_refuse(r, reasons[r.name]) if r.name in reasons else r for r in reports)
-
-
-def _refuse(report: SiteReport, reason: Reason) -> SiteReport:
-    return replace(report, status="refused", op=None, reason=reason) if report.status == "fused" else report
+    for plan in planned:
+        if isinstance(plan, SiteReport):
+            reports.append(plan)
+            continue
+        match, key = plan.match, (plan.match.class_key, plan.op)
+        if key not in errors:
+            trial, tokens = found.trials[match.class_key], pinned_tokens(options, match.dims.tokens)
+            errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch)
+        error = errors[key]
+        if isinstance(error, Reason):
+            reports.append(SiteReport(match.name, "refused", match, None, error, (), len(match.nodes)))
+            continue
+        match = replace(match, proof=replace(match.proof, emitted_error=error))
+        plans.append(replace(plan, match=match))
+        notes = (*match.notes, *plan.notes, *notes_on.of(match))
+        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes)))
+    return plans, reports
 
 
 def _report(
     options: FuseOptions,
     found: _Found,
-    draft: _Draft,
+    draft: Draft,
     reports: tuple[SiteReport, ...],
     clock: _Clock,
 ) -> FuseReport:
@@ -287,7 +248,7 @@ def _report(
 
 
 def _write(
-    output: Path, options: FuseOptions, clock: _Clock, found: _Found, draft: _Draft, report: FuseReport
+    output: Path, options: FuseOptions, clock: _Clock, found: _Found, draft: Draft, report: FuseReport
 ) -> FuseReport:
     with clock.stage("writing"):
         changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from deltafuse import region
+from deltafuse.agreement import errors_on
 from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
 from deltafuse.constants import rounded_constant
 from deltafuse.counts import smallest_running
 from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop
 from deltafuse.cuts import open_cut
-from deltafuse.draws import DRAWS, Array, Draw
-from deltafuse.feeds import search_feeds
+from deltafuse.draws import Array
+from deltafuse.feeds import Fed, search_feeds
 from deltafuse.finder import Candidate
 from deltafuse.guards import find_guard
 from deltafuse.match import Validity
@@ -28,7 +29,7 @@ from deltafuse.roots import overridable
 from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
-from deltafuse.size_choices import ends_fail, turns_fail
+from deltafuse.size_choices import ends_fail, turns, turns_fail
 from deltafuse.size_flow import Sizes, one_symbol
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
@@ -37,10 +38,6 @@ from deltafuse.worker import Worker
 
 TEXTS.update(
     {
-        "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}); "
-        "it is another rule, or its arithmetic loses too many digits to tell",
-        "higher-degree": "on '{draw}' the site leaves the range of floating point where the rule does not: it has a "
-        "higher power of an operand than the rule, if only a little of it; take that term out of the model",
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
         "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule",
     }
@@ -52,9 +49,6 @@ REFUSALS = frozenset({"inner-value-used", "not-convex", "no-output", "output-in-
 _WANTED = {"head": "token and head", "channel": "token, head and key channel", "none": "token and head"}
 #: Reasons after which operands lower down are tried.
 _UNREAD = frozenset({"not-the-rule", "not-equal", "higher-degree", "dims-unknown"})
-
-#: Relative, in double; of 235 proofs seen 224 were below 1e-14.
-BAR = 1e-12
 
 
 @dataclass(frozen=True)
@@ -78,15 +72,32 @@ class Proven:
     trial: Trial
 
 
+class Outlook:
+    """Is told what a proof will give if it holds, while it is still going on; here it takes no notice."""
+
+    def expect(self, likely: Proven, pattern: Pattern) -> None:
+        """The rule was found, and nothing more is asked of the graph; validity and error are those of the first run."""
+
+    def retract(self) -> None:
+        """What was expected does not hold."""
+
+
 def prove(
-    model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, worker: Worker, candidate: Candidate
+    model: Model,
+    kinds: bytearray,
+    shapes: Shapes,
+    pattern: Pattern,
+    worker: Worker,
+    candidate: Candidate,
+    outlook: Outlook | None = None,
 ) -> Proven | Reason:
     """Proves one candidate; every step that fails ends with its reason."""
+    outlook = Outlook() if outlook is None else outlook
     chains = region.exits(model.graph, candidate)
     first: Reason | None = None
     for reading in readings(model, kinds, shapes, worker, candidate, pattern.decay):
         setting = Setting(model, kinds, shapes, pattern, worker, candidate, reading, chains)
-        outcome = _prove_reading(setting)
+        outcome = _prove_reading(setting, outlook)
         if not isinstance(outcome, Reason):
             return outcome
         first = outcome if first is None else first
@@ -98,38 +109,40 @@ def prove(
     return given if first.code == "not-the-rule" and given is not None else first
 
 
-def _prove_reading(setting: Setting) -> Proven | Reason:
+def _prove_reading(setting: Setting, outlook: Outlook) -> Proven | Reason:
     bench = open_cut(setting)
     if isinstance(bench, Reason) and bench.code == "cut-does-not-load":
         sizes = tuple(value for value, _ in setting.candidate.sizes)
         guard = _guard(setting, (*setting.roots, *sizes), setting.candidate.frontier)
         # What does not run may lie behind the rule: then all else is the rule still.
         before = open_cut(setting, known_operators=True)
-        outcome = bench if isinstance(before, Reason) else _prove_on(setting, before)
-        if isinstance(outcome, Reason) and not isinstance(before, Reason):
-            setting.worker.unload(before.session)
+        outcome = bench if isinstance(before, Reason) else _prove_cut(setting, before, outlook)
         return guard if guard is not None and isinstance(outcome, Reason) else outcome
-    if isinstance(bench, Reason):
-        return bench
-    outcome = _prove_on(setting, bench)
+    return bench if isinstance(bench, Reason) else _prove_cut(setting, bench, outlook)
+
+
+def _prove_cut(setting: Setting, bench: Bench, outlook: Outlook) -> Proven | Reason:
+    outcome = _prove_on(setting, bench, outlook)
     if isinstance(outcome, Reason):
+        outlook.retract()
         setting.worker.unload(bench.session)
     return outcome
 
 
-def _prove_on(setting: Setting, bench: Bench) -> Proven | Reason:
+def _prove_on(setting: Setting, bench: Bench, outlook: Outlook) -> Proven | Reason:
     """Tries the sizes in turn; the reason is what went wrong at the first size that ran, or at the first at all."""
     gate = setting.roots[0]
     stuck: Reason | None = None
     odd: _Odd | None = None
     runs: list[tuple[Binding, bool]] = []
     usual = bindings(bench.shapes, bench.sizes, gate, gate_layouts(setting.pattern.decay))
-    for binding in chain(usual, _smallest_running(setting, bench, runs)):
-        tried = _attempt(setting, bench, binding)
+    fed = Fed(bench, setting.roots, setting.pattern.decay, usual)
+    for binding in chain(fed, _smallest_running(setting, bench, runs)):
+        tried = _attempt(setting, bench, binding, fed)
         if isinstance(tried, Fit):
             assignment = tried.explained.assignment
             layout = next(assignment.layouts[role] for role, value in assignment.values.items() if value == gate)
-            return _conclude(setting, bench, tried, rebound(bench, gate, layout, assignment.sizes, binding))
+            return _conclude(setting, bench, tried, rebound(bench, gate, layout, assignment.sizes, binding), outlook)
         if isinstance(tried, Reason) and tried.code != "cut-does-not-run":
             return tried
         runs.append((binding, isinstance(tried, _Odd)))
@@ -153,9 +166,9 @@ class _Odd:
     ran: Mapping[int, Array]
 
 
-def _attempt(setting: Setting, bench: Bench, binding: Binding) -> Fit | _Odd | Reason:
-    feeds = search_feeds(bench, setting.roots, binding.numbers, setting.pattern.decay)
-    ran = bench.run(feeds, binding.numbers)
+def _attempt(setting: Setting, bench: Bench, binding: Binding, fed: Fed) -> Fit | _Odd | Reason:
+    feeds = fed.of(binding)
+    ran = bench.run(feeds, binding.numbers, None, fed.prepare)
     if isinstance(ran, Reason):
         return ran
     fit = search(setting, feeds, ran, setting.pattern.recurrence)
@@ -192,88 +205,49 @@ def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int], known: 
     return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt, decays=decays, known=known)
 
 
-def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding) -> Proven | Reason:
+def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outlook: Outlook) -> Proven | Reason:
+    """Everything that is asked of the graph first, then what only runs tell."""
     explained, out, final = fit.explained, fit.out, fit.final
+    graph, shapes = setting.model.graph, setting.shapes
     ends = [value for value in (out, final) if value is not None]
     sizes = Sizes({**one_symbol(binding.tokens_dims), **one_symbol(binding.batch_dims)})
     guard = _guard(setting, bench.cut.inputs, ends, sizes)
     if guard is None:
-        cut = (setting.model, setting.kinds, setting.shapes, bench.cut.inputs, ends)
+        cut = (setting.model, setting.kinds, shapes, bench.cut.inputs, ends)
         guard = rounded_constant(setting.worker, *cut)
     if guard is not None:
         return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
-    loops = [node for node in setting.candidate.core if setting.model.graph.standard[node] in LOOPS]
-    short = short_loop(setting.model, setting.kinds, setting.shapes, loops) if binding.tokens is not None else None
+    loops = [node for node in setting.candidate.core if graph.standard[node] in LOOPS]
+    short = short_loop(setting.model, setting.kinds, shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
-    loose = free_heads(setting.model.graph, setting.shapes, explained.assignment)
+    loose = free_heads(graph, shapes, explained.assignment)
     if loose is not None:
         return loose
+    choices = turns(graph, shapes, backward_slice(graph, bench.cut.inputs, ends)[0])
+    likely = _likely(trial)
+    outlook.expect(likely, setting.pattern)
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
-    nodes, _ = backward_slice(setting.model.graph, bench.cut.inputs, ends)
     for fault in (
         other_beyond(trial, binding, validity, looping=bool(loops)),
         alone_fails(trial, at),
         ends_fail(trial, binding, validity, sizes),
-        turns_fail(trial, binding, validity, setting.model.graph, setting.shapes, nodes),
+        turns_fail(trial, binding, validity, choices),
     ):
         if fault is not None:
             return fault
-    errors = _errors(trial, at)
+    errors = errors_on(trial, at)
     if isinstance(errors, Reason):
         return errors
-    return Proven(
-        explained.assignment,
-        out,
-        explained.outs[out],
-        final,
-        "" if final is None else explained.finals[final],
-        validity,
-        max(errors),
-        len(errors),
-        replace(trial, binding=at, validity=validity),
-    )
+    proven = replace(trial, binding=at, validity=validity)
+    return replace(likely, validity=validity, max_error=max(errors), draws=len(errors), trial=proven)
 
 
-def _errors(trial: Trial, at: Binding) -> list[float] | Reason:
-    """Relative errors on all draws; sizes that are neither batch nor tokens differ from draw to draw.
-
-    The first draw has the batch it was found with; every column is compared at few tokens, mixtures of them at many.
-    """
-    full = trial.error(trial.few_tokens(at.batch) or at, DRAWS[0], len(DRAWS), full=True)
-    if isinstance(full, Reason):
-        return full
-    errors: list[float] = [full]
-    for seed, how in enumerate(DRAWS):
-        batch = at.batch if seed == 0 or at.batch is None else 1
-        error = _error(trial, at.at(at.tokens, batch, seed) or at, how, seed)
-        if isinstance(error, Reason):
-            return error
-        if error is not None:
-            errors.append(error)
-    worst = max(errors)
-    return errors[1:] if worst <= BAR else Reason("not-equal", {"draw": _draw_of(errors), "error": worst})
-
-
-def _error(trial: Trial, binding: Binding, how: Draw, seed: int) -> float | Reason | None:
-    """One draw; where it overflows by its decay, the same with plain values; None where these overflow too.
-
-    exp(a) * exp(-b) overflows where exp(a - b) does not: then other draws must tell. What overflows with a mild decay
-    is no such product but a term that the rule does not have.
-    """
-    error = trial.error(binding, how, seed)
-    if not isinstance(error, Reason) or error.code != "overflows":
-        return error
-    mild = trial.error(binding, how.mild, seed)
-    if isinstance(mild, Reason) and mild.code == "overflows" and how.spread:
-        return Reason("higher-degree", {"draw": how.name})
-    if isinstance(mild, Reason) or mild > BAR:
-        return mild
-    plain = trial.error(binding, how.plain, seed)
-    return None if isinstance(plain, Reason) and plain.code == "overflows" else plain
-
-
-def _draw_of(errors: Sequence[float]) -> str:
-    index = errors.index(max(errors))
-    return DRAWS[max(index - 1, 0)].name
+def _likely(trial: Trial) -> Proven:
+    """What will be proven of a site if all further runs agree with the rule too."""
+    explained, out, final = trial.explained, trial.out, trial.final
+    tokens = explained.assignment.sizes["T"]
+    first = Validity(tokens, tokens, None, None, (tokens,))
+    layouts = (explained.outs[out], "" if final is None else explained.finals[final])
+    return Proven(explained.assignment, out, layouts[0], final, layouts[1], first, 0.0, 0, trial)

@@ -14,6 +14,9 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
 
+#: Rows of up to this length are made many at once.
+_SHORT = 6
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -35,9 +38,20 @@ class Ragged:
 
     def rows(self) -> list[tuple[int, ...]]:
         """Each row by itself."""
-        flat: list[int] = self.flat.tolist()
-        ends: list[int] = self.stops.tolist()
-        return [tuple(flat[start:stop]) for start, stop in zip((0, *ends), ends, strict=False)]
+        lengths = np.diff(self.stops, prepend=0)
+        # One object for each number, however often it stands somewhere.
+        flat = np.arange(int(self.flat.max(initial=0)) + 1).astype(np.object_)[self.flat]
+        rows: list[tuple[int, ...]] = [()] * len(lengths)
+        for length in range(1, _SHORT + 1):
+            chosen = np.flatnonzero(lengths == length)
+            starts = self.stops[chosen] - length
+            columns = [flat[starts + place].tolist() for place in range(length)]
+            for number, row in zip(chosen.tolist(), zip(*columns, strict=True), strict=True):
+                rows[number] = row
+        for number in np.flatnonzero(lengths > _SHORT).tolist():
+            stop = self.stops[number]
+            rows[number] = tuple(flat[stop - lengths[number] : stop].tolist())
+        return rows
 
     def row_numbers(self) -> Numbers:
         """The row that each number of `flat` is in."""

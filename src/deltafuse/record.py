@@ -241,7 +241,7 @@ def _entries(model: Model, edits: Sequence[Edit]) -> Iterator[Entry]:
             following = stays.find(1, stop)
             before = _first_output(model, following)
             after = _first_output(model, stays.rfind(1)) if following < 0 else ""
-        removed = bytes(model.data[edit.start : edit.end])
+        removed = model.data[edit.start : edit.end]
         yield Entry(edit.start, removed, len(edit.new), edit.site, edit.kind, before, after)
 
 

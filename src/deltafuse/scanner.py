@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,18 +40,6 @@ class Declaration:
     end: int
 
 
-class _Ids(dict[bytes, int]):
-    """Gives each new name the next number, until it is closed."""
-
-    closed = False
-
-    def __missing__(self, name: bytes) -> int:
-        if self.closed:
-            raise KeyError(name)
-        number = self[name] = len(self)
-        return number
-
-
 class _Texts(dict[bytes, str]):
     """Decodes each text once, so that equal texts are one object."""
 
@@ -73,7 +63,8 @@ class Scanner:
         self.data = data
         # the mapped file itself: its slices are bytes at once
         self._source = cast("mmap.mmap", data.obj)
-        self._ids = _Ids({b"": 0})
+        # gives each new name the next number
+        self._ids: defaultdict[bytes, int] = defaultdict(itertools.count(1).__next__, {b"": 0})
         self._texts = _Texts()
         self._op: list[str] = []
         self._domain: list[str] = []
@@ -105,10 +96,10 @@ class Scanner:
     def finish(self) -> Graph:
         """The graph of all that was read."""
         ids = self._ids
-        ids.closed = True
+        ids.default_factory = None
         names = list(ids)
-        for name in names:
-            if not name.isascii():
+        if not b"".join(names).isascii():
+            for name in names:
                 name.decode()  # raises where it is not UTF-8
         constants = {ids[head.name.encode()]: head for head in self.constants if head.name}
         declared = self.declarations

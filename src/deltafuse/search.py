@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deltafuse import region
+from deltafuse.classes import Kind
 from deltafuse.draws import Array
 from deltafuse.finder import Candidate
 from deltafuse.patterns import Pattern, Recurrence
@@ -51,6 +52,14 @@ class Setting:
     def roots(self) -> tuple[int, ...]:
         """Values to cut at, the gate first: the log decay, or beta of a rule without decay."""
         return self.reading.roots
+
+    def know_sizes(self) -> None:
+        """Works out the sizes inside the candidate, which the guards ask for later."""
+        graph, kinds, size = self.model.graph, self.kinds, int(Kind.SHAPE)
+        for node in self.candidate.nodes:
+            for value in graph.node_outputs[node]:
+                if kinds[value] == size:
+                    self.shapes.contents(value)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,10 @@ class Names:
         """How good a name is, the least is the best."""
         return self._ranks.setdefault(name, (_DECLARED, len(self._ranks)))
 
+    def counts(self) -> tuple[int, int]:
+        """How many names were made up, and how many have a rank."""
+        return len(self.origins), len(self._ranks)
+
     def copy(self) -> Names:
         """The same names, to go on from here."""
         return Names(self.sizes, dict(self.origins), dict(self._ranks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -213,6 +214,12 @@ class Rule(Generic[T]):
     shapes: tuple[int, ...] | None = ()
     contents: tuple[int, ...] | None = ()
     dtypes: tuple[int, ...] | None = ()
+
+    @cached_property
+    def needs(self) -> tuple[tuple[int, tuple[int, ...] | None], ...]:
+        """The positions as (0 for shapes, 1 for contents, 2 for dtypes; positions), without those of nothing."""
+        asked = enumerate((self.shapes, self.contents, self.dtypes))
+        return tuple((wanted, positions) for wanted, positions in asked if positions != ())
 
 
 #: Yields the shape of output 0, or `Outputs`.

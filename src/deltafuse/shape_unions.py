@@ -54,6 +54,11 @@ class Unions:
         """Whether any symbol has another as its canonical one."""
         return bool(self._parent)
 
+    def counts(self) -> tuple[int, int, int, int]:
+        """How many names were united, sizes demanded, equations and conflicts noted."""
+        demands = sum(map(len, self.demands.values()))
+        return len(self._parent), demands, len(self.equations), len(self.conflicts)
+
     def copy(self, rank: Callable[[str], tuple[int, int]]) -> Unions:
         """The same classes, to go on from here."""
         return Unions(rank, _parent=dict(self._parent))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from deltafuse.bodies import is_call, scan_call
@@ -61,12 +62,14 @@ class Shapes:
 
     def shape(self, value: int) -> tuple[Dim, ...] | None:
         """One `Dim` an axis in canonical symbols, or None where not even the rank is known."""
-        self._resolve(value, _SHAPE)
+        if value not in self._shapes:
+            self._resolve(value, _SHAPE)
         return self.known_shape(value)
 
     def contents(self, value: int) -> Contents | None:
         """Elements of a small integer, boolean or scalar tensor: int, bool, float, `Expr`, None for unknown ones."""
-        self._resolve(value, _CONTENTS)
+        if value not in self._contents:
+            self._resolve(value, _CONTENTS)
         return self.known_contents(value)
 
     def dtype(self, value: int) -> int | None:
@@ -92,6 +95,19 @@ class Shapes:
         for value, (shape, dtype) in self.defined.items():
             fresh.define(value, shape, dtype)
         return fresh
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Notes what is known; the result is to be called to go back to that."""
+        tables: tuple[dict[int, Any], ...] = (*self._memo, self.defined, self._called)
+        kept, known = copy.deepcopy((self.names, self.unions)), [cast("dict[int, Any]", {**table}) for table in tables]
+
+        def back() -> None:
+            self.names, self.unions = kept
+            for table, entries in zip(tables, known, strict=True):
+                table.clear()
+                table.update(entries)
+
+        return back
 
     def body(self, node: int, name: str) -> Shapes | None:
         """An engine for the subgraph in attribute `name` of a node; what it reads from outside is defined already."""
@@ -197,60 +213,43 @@ class Shapes:
                 opened.add(top)
                 stack += needs
 
-    def _rule(self, node: int, kind: int) -> Rule[Any] | None:
-        graph, domain = self.graph, self.graph.domain[node]
+    def _rule(self, value: int, kind: int) -> Rule[Any] | None:
+        graph, node = self.graph, self.graph.producer[value]
+        if node < 0 or value in graph.initializers:
+            return None
+        domain = graph.domain[node]
         if is_call(self.model, graph, node):
             return CALL_RULES[kind]
         return _TABLES[kind].get(rule_key(graph.op[node], domain) if domain else graph.standard[node])
 
     def _needs(self, value: int, kind: int) -> list[tuple[int, int]]:
         """What must be settled before, and is not."""
-        node = self.graph.producer[value]
-        rule = None if node < 0 or value in self.graph.initializers else self._rule(node, kind)
+        rule, node, found = self._rule(value, kind), self.graph.producer[value], list[tuple[int, int]]()
         if rule is None:
-            return []
-        inputs, found = self.graph.node_inputs[node], list[tuple[int, int]]()
-        for wanted, positions in enumerate((rule.shapes, rule.contents, rule.dtypes)):
-            if positions == ():
-                continue
-            memo = self._memo[wanted]
+            return found
+        inputs = self.graph.node_inputs[node]
+        for wanted, positions in rule.needs:
             read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
-            found += [(need, wanted) for need in read if need not in memo]
+            found += [(need, wanted) for need in read if need not in self._memo[wanted]]
         for captured in self.graph.captures.get(node, ()):
             found += [(captured, wanted) for wanted in range(3) if captured not in self._memo[wanted]]
         return found
 
     def _settle(self, value: int, kind: int) -> None:
         if (head := self._head(value)) is not None:
-            self._settle_constant(value, kind, head)
-        elif kind == _SHAPE:
-            self._settle_shapes(value)
-        elif kind == _CONTENTS:
-            self._settle_contents(value)
+            found = head.dims if kind == _SHAPE else head.dtype if kind == _DTYPE else read_small(self.model, head)
+            cast("dict[int, Any]", self._memo[kind])[value] = found
         else:
-            self._settle_dtypes(value)
+            (self._settle_shapes, self._settle_contents, self._settle_dtypes)[kind](value)
 
     def _head(self, value: int) -> TensorHead | None:
-        if value in self.graph.initializers:
-            return self.graph.initializers[value]
-        node = self.graph.producer[value]
-        return None if node < 0 else self.graph.constant_head(node)
-
-    def _settle_constant(self, value: int, kind: int, head: TensorHead) -> None:
-        if kind == _SHAPE:
-            self._shapes[value] = head.dims
-        elif kind == _DTYPE:
-            self._dtypes[value] = head.dtype
-        else:
-            self._contents[value] = read_small(self.model, head)
+        head, node = self.graph.initializers.get(value), self.graph.producer[value]
+        return self.graph.constant_head(node) if head is None and node >= 0 else head
 
     def _run(self, value: int, kind: int) -> Any:
-        node = self.graph.producer[value]
-        rule = None if node < 0 else self._rule(node, kind)
-        if rule is None:
-            return None
+        rule = self._rule(value, kind)
         try:
-            return rule.run(Op(self, node))
+            return None if rule is None else rule.run(Op(self, self.graph.producer[value]))
         except (ArithmeticError, LookupError, ValueError):  # a graph that onnxruntime would refuse
             return None
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from deltafuse import layouts, prover, region
+from deltafuse.ahead import Lookahead, Seen
 from deltafuse.anchors import contracts_data
 from deltafuse.bodies import is_call
 from deltafuse.buried import buried, deeper
 from deltafuse.dims import Dim
-from deltafuse.finder import Candidate
+from deltafuse.finder import Candidate, Finder
 from deltafuse.match import Dims, Match, NoMatch, Proof, Role
 from deltafuse.parted import parted
 from deltafuse.patterns import Pattern
-from deltafuse.prover import Proven, prove
+from deltafuse.prover import Outlook, Proven, prove
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
-from deltafuse.signature import Signature, Signer
 from deltafuse.trial import Trial
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
@@ -34,8 +34,8 @@ def prove_sites(
     shapes: Shapes,
     rules: Sequence[Pattern],
     worker: Worker,
-    candidates: Iterable[Candidate],
-    advance: Callable[[str], None],
+    finder: Finder,
+    advance: Callable[[Candidate], None],
 ) -> tuple[tuple[Site, ...], dict[bytes, Trial]]:
     """Proves candidates in order; sites whose cuts and cut inputs are equal share one proof.
 
@@ -46,27 +46,33 @@ def prove_sites(
         The sites, and by class key the trial that each class was proven with.
     """
     trials: dict[bytes, Trial] = {}
-    known: dict[bytes, tuple[Proven | Reason, Pattern, str, Signature]] = {}
-    signer = Signer(model, shapes)
+    known: dict[bytes, tuple[Proven | Reason, Pattern, Seen[Site]]] = {}
     sites: list[Site] = []
     seen: set[int] = set()
-    for candidate in candidates:
-        advance(candidate.name)
-        seen.update(candidate.core)
-        signature = signer.sign(candidate)
-        key, shared = signature.key, None
-        if key in known:
-            outcome, rule, shared, first = known[key]
-            outcome = _carry(outcome, lambda value, first=first, own=signature: first.counterpart(value, own))
-        else:
-            outcome, rule = _prove(model, kinds, shapes, rules, worker, candidate)
-            known[key] = (outcome, rule, candidate.name, signature)
-            if not isinstance(outcome, Reason):
-                trials[key] = outcome.trial
-        site = _site(model, kinds, shapes, rule, candidate, outcome, shared, key)
+
+    def settle(outcome: Proven | Reason, rule: Pattern, first: Seen[Site], own: Seen[Site]) -> Site:
+        candidate = own.candidate
+        if own is not first:
+            outcome = _carry(outcome, lambda value: first.signature.counterpart(value, own.signature))
+        site = _site(model, kinds, shapes, rule, candidate, outcome, own.signature.key)
         if isinstance(site, Match):
             _define(shapes, site)
-        sites.append(site)
+        return site
+
+    ahead = Lookahead(finder, shapes, settle)
+    for own in ahead:
+        advance(own.candidate)
+        seen.update(own.candidate.core)
+        key = own.signature.key
+        if key not in known:
+            with ahead:
+                outcome, rule = _prove(model, kinds, shapes, rules, worker, own.candidate, ahead)
+            known[key] = (outcome, rule, own)
+            if not isinstance(outcome, Reason):
+                trials[key] = outcome.trial
+        outcome, rule, first = known[key]
+        site = settle(outcome, rule, first, own) if own.likely is None else own.likely
+        sites.append(_proven(site, outcome, None if own is first else first.candidate.name))
     sites += [
         NoMatch(f"inside.{node}", reason, near_miss=True, nodes=1)
         for node, reason in buried(model, kinds, rules[0], seen)
@@ -74,13 +80,27 @@ def prove_sites(
     return tuple(sites), trials
 
 
+def _proven(site: Site, outcome: Proven | Reason, shared: str | None) -> Site:
+    """A site with what came of its proof, or of that of a site with the same signature."""
+    if isinstance(site, NoMatch) or isinstance(outcome, Reason):
+        return site
+    proof = Proof(outcome.max_error, outcome.draws, shared)
+    return replace(site, valid_tokens=outcome.validity, proof=proof, one_sequence=outcome.trial.binding.batch == 1)
+
+
 def _prove(
-    model: Model, kinds: bytearray, shapes: Shapes, rules: Sequence[Pattern], worker: Worker, candidate: Candidate
+    model: Model,
+    kinds: bytearray,
+    shapes: Shapes,
+    rules: Sequence[Pattern],
+    worker: Worker,
+    candidate: Candidate,
+    outlook: Outlook,
 ) -> tuple[Proven | Reason, Pattern]:
     """The first rule that a candidate is; else the first that its gate has the shape for, and why it is not."""
     refused: tuple[Reason, Pattern] | None = None
     for rule in rules:
-        outcome = prove(model, kinds, shapes, rule, worker, candidate)
+        outcome = prove(model, kinds, shapes, rule, worker, candidate, outlook)
         if not isinstance(outcome, Reason):
             return outcome, rule
         if refused is None or refused[0].code == _OTHER_SHAPE:
@@ -117,7 +137,6 @@ def _site(
     pattern: Pattern,
     candidate: Candidate,
     outcome: Proven | Reason,
-    shared: str | None,
     key: bytes,
 ) -> Site:
     if isinstance(outcome, Reason):
@@ -126,7 +145,7 @@ def _site(
     roots = tuple(outcome.assignment.values.values())
     if not region.convex(model.graph, roots, outcome.out, outcome.final_state):
         return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=len(candidate.nodes))
-    return _match(model, kinds, shapes, pattern, candidate, outcome, shared, key)
+    return _match(model, kinds, shapes, pattern, candidate, outcome, key)
 
 
 def _match(
@@ -136,7 +155,6 @@ def _match(
     pattern: Pattern,
     candidate: Candidate,
     proven: Proven,
-    shared: str | None,
     key: bytes,
 ) -> Match:
     graph, assignment = model.graph, proven.assignment
@@ -172,7 +190,7 @@ def _match(
         valid_tokens=proven.validity,
         nodes=candidate.nodes,
         class_key=key,
-        proof=Proof(proven.max_error, proven.draws, shared),
+        proof=Proof(proven.max_error, proven.draws),
         sizes=tuple(value for value, _ in candidate.sizes),
         one_sequence=proven.trial.binding.batch == 1,
     )

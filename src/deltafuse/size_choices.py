@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deltafuse.bench import Binding
@@ -61,30 +62,45 @@ def _same_side(at: Sequence[int], length: int) -> bool:
     return all(size > 0 if grows else size < 0 for size in at)
 
 
-def turns_fail(
-    trial: Trial, binding: Binding, validity: Validity, graph: Graph, shapes: Shapes, nodes: Sequence[int]
-) -> Reason | None:
-    """A choice between branches by a size that is not right at every turn, or that is not known to be.
+@dataclass(frozen=True)
+class Turns:
+    """A choice between branches by a size.
+
+    Attributes:
+        node: its name.
+        length: after how many steps it comes round again.
+        symbol: the size that it follows.
+    """
+
+    node: str
+    length: int
+    symbol: str
+
+
+def turns(graph: Graph, shapes: Shapes, nodes: Sequence[int]) -> tuple[Turns, ...]:
+    """The choices between branches that follow a free size; one that fixed sizes settle is no choice."""
+    found: list[Turns] = []
+    for node in nodes:
+        if graph.standard[node] == "If":
+            length, symbol = period(graph, shapes, graph.node_inputs[node][0])
+            found += [Turns(graph.node_name(node), length, symbol)] if length else []
+    return tuple(found)
+
+
+def turns_fail(trial: Trial, binding: Binding, validity: Validity, choices: Sequence[Turns]) -> Reason | None:
+    """A choice that is not right at every turn, or that is not known to be.
 
     Args:
         trial: what is right at some token counts.
         binding: sizes at which it is.
         validity: the range in which it is.
-        graph: the graph that the site lies in.
-        shapes: knows its sizes.
-        nodes: the site's.
+        choices: as `turns` finds them.
     """
-    for node in nodes:
-        if graph.standard[node] != "If":
-            continue
-        length, symbol = period(graph, shapes, graph.node_inputs[node][0])
-        reason = Reason("position-gate", {"op": "If", "node": graph.node_name(node)})
-        if length == 0:
-            # Settled by sizes that are fixed: it is no choice.
-            continue
-        if all(symbol not in symbols(dim) for dim in binding.tokens_dims):
+    for choice in choices:
+        reason = Reason("position-gate", {"op": "If", "node": choice.node})
+        if all(choice.symbol not in symbols(dim) for dim in binding.tokens_dims):
             return reason
-        for tokens in range(validity.low, min(validity.low + length - 1, validity.high) + 1):
+        for tokens in range(validity.low, min(validity.low + choice.length - 1, validity.high) + 1):
             at = binding.at(tokens, None if binding.batch is None else 1)
             error = reason if at is None else trial.error(at, DRAWS[0], tokens)
             if isinstance(error, Reason) or error > _BAR:

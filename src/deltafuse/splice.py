@@ -117,13 +117,15 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
 
 
 def between(graph: Graph, match: AnyMatch, kinds: bytearray) -> list[int]:
-    """The nodes that compute a site's results from its operands.
+    """The nodes that compute a site's results from its operands, and the Shape nodes that it reads.
 
     What only comes before an operand, and is asked for its size, is not among them.
     """
     starts = [role.value for role in match.operands()]
-    reached, found = set(starts), list[int]()
-    for node in backward_slice(graph, starts, [role.value for role in match.results()])[0]:
+    sizes = match.sizes if isinstance(match, Match) else ()
+    reached, found = set(starts), [graph.producer[size] for size in sizes]
+    # Before a size, nothing belongs to the site; there may be all layers before it.
+    for node in backward_slice(graph, [*sizes, *starts], [role.value for role in match.results()])[0]:
         depends = not reached.isdisjoint(graph.reads(node))
         if depends:
             reached.update(value for value in graph.node_outputs[node] if value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,23 @@ TEXTS.update(
 
 #: Tokens that show each step of the rule, the second and later states too.
 _FEW = 6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One comparison: sizes, the kind of operands, the seed of the draw."""
+
+    binding: Binding
+    how: Draw
+    seed: int
+
+    @property
+    def even(self) -> Step:
+        """The same with values and state of common size where the columns are to be scaled apart.
+
+        Both scales together would leave the range of double.
+        """
+        return replace(self, how=replace(self.how, scale=1.0)) if self.how.spread else self
 
 
 @dataclass(frozen=True)
@@ -62,9 +80,18 @@ class Trial:
             seed: of the draw.
             full: compare every column of the value axis, not two random mixtures of them (the rule is linear there).
         """
-        assignment = self.explained.assignment
-        # What is scaled column by column needs no scale of its own: together they would leave the range of double.
-        operands, sizes = self.draw(binding, replace(how, scale=1.0) if how.spread else how, seed)
+        return self.ahead(()).error(Step(binding, how, seed), full=full)
+
+    def ahead(self, steps: Sequence[Step]) -> Ahead:
+        """Makes the comparisons of some steps in turn, or only their draws: each next one while the worker computes."""
+        return Ahead(self, steps)
+
+    def compared(
+        self, drawn: tuple[Operands, dict[str, int]], step: Step, *, full: bool, meanwhile: Callable[[], object]
+    ) -> float | Reason:
+        """See `error`; for operands that are drawn already."""
+        assignment, how, seed = self.explained.assignment, step.how, step.seed
+        operands, sizes = drawn
         scaled = self._scaling(how, sizes)
         mix = None if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
         wanted: list[tuple[Array, Array]] = []
@@ -73,8 +100,9 @@ class Trial:
             unscaled = scaled.of_rule(operands)
             mixed = unscaled if mix is None else project(unscaled, mix)
             wanted.append(run_rule(self.recurrence, mixed, assignment.preparation()))
+            meanwhile()
 
-        ran = self.results(binding, scaled.of_site(operands), follow_the_rule)
+        ran = self.results(step.binding, scaled.of_site(operands), follow_the_rule)
         if isinstance(ran, Reason):
             return ran
         if not all(np.isfinite(array).all() for array in ran.values()):
@@ -143,3 +171,39 @@ class Trial:
             return float("inf")
         plain = unscaled(layouts.unpack(found, layout, order, sizes))
         return relative(plain if mix is None else plain @ mix, wanted)
+
+
+class Ahead:
+    """Draws of some steps, each made while the worker computes what was drawn before.
+
+    Args:
+        trial: what is tried.
+        steps: in the order in which they will be asked for; others are drawn when they are.
+
+    What is compared is asked for as `Step.even` says.
+    """
+
+    def __init__(self, trial: Trial, steps: Sequence[Step]) -> None:
+        self._trial = trial
+        self._steps = deque(steps)
+        self._ready: tuple[Step, tuple[Operands, dict[str, int]]] | None = None
+
+    def draw(self, step: Step) -> tuple[Operands, dict[str, int]]:
+        """The operands of a step, and their sizes."""
+        if self._steps and self._steps[0] == step:
+            self._steps.popleft()
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[0] == step:
+            return ready[1]
+        return self._trial.draw(step.binding, step.how, step.seed)
+
+    def prepare(self) -> None:
+        """Draws what comes next."""
+        if self._steps:
+            step = self._steps[0]
+            self._ready = step, self._trial.draw(step.binding, step.how, step.seed)
+
+    def error(self, step: Step, *, full: bool = False) -> float | Reason:
+        """As `Trial.error`."""
+        even = step.even
+        return self._trial.compared(self.draw(even), even, full=full, meanwhile=self.prepare)

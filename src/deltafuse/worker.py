@@ -122,12 +122,15 @@ class Worker:
     ) -> None:
         self.close()
 
-    def load(self, model: bytes) -> Session | Reason:
-        """Opens a session on a serialised ModelProto, all optimisations off."""
+    def load(self, model: bytes, meanwhile: Callable[[], object] | None = None) -> Session | Reason:
+        """Opens a session on a serialised ModelProto, all optimisations off; `meanwhile` is called while that goes on.
+
+        A child that was killed is replaced first.
+        """
         if self._child.poll() is not None:
             self.close()
             self._child = self._start()
-        answer = self._ask(("load", model))
+        answer = self._ask(("load", model), meanwhile)
         if isinstance(answer, Reason):
             return answer
         key, inputs, outputs = cast("tuple[int, tuple[str, ...], tuple[str, ...]]", answer)
