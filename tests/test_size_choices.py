@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import graphs
+import loops
 from deltafuse.bench import Binding
 from deltafuse.dims import symbol
 from deltafuse.match import Validity
@@ -199,3 +200,30 @@ def test_a_choice_is_not_covered_by_the_proof_of_a_layer_with_another_bound(
             getattr(whole.graph, field).extend(getattr(part.graph, field))
     report = graphs.fuse(graphs.save(whole, tmp_path), tmp_path / "out.onnx", keep_going=True)
     assert graphs.codes(report) == ["position-gate" if bound else "" for bound in bounds]
+
+
+#: What a step of a loop makes of all values: nothing, as long as there are at most 2,000 tokens.
+FAR = "far_part = Slice(all, far, end, time)\n    extra = ReduceSum<keepdims = 0>(far_part)\n    "
+
+
+@pytest.mark.parametrize(
+    "all_values",
+    [
+        "all = Identity(value)",
+        "all = Reshape(value, sizes)",
+        "all = Expand(value, sizes)",
+        "nought = Sub(i, i)\n    head = Unsqueeze(nought, first)\n    all = Gather<axis = 2>(value, head)",
+        "all = If(yes)<then_branch = t () => (x) { x = Identity(value) }, else_branch = e () => (y) { y = Neg(value) }"
+        ">",
+    ],
+)
+def test_a_step_that_reads_far_tokens_is_refused(all_values: str, tmp_path: Path) -> None:
+    constants = "int64[1] far = {2000}, int64[1] end = {9223372036854775807}, int64[1] time = {1}, int64[1] first = {0}"
+    model = loops.loop(
+        ("float scale = {0.25}", f"{constants}, float scale = {{0.25}}"),
+        ("shape = Shape(query)", "shape = Shape(query)\n  sizes = Shape(value)"),
+        ("delta = Mul(missing, b1)", f"{all_values}\n    {FAR}plain = Mul(missing, b1)\n    delta = Add(plain, extra)"),
+    )
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
+    assert (report.exit, graphs.codes(report)) == (3, ["position-gate"])
+    assert not (tmp_path / "out.onnx").exists()

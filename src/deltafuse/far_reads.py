@@ -27,7 +27,7 @@ class FarReads:
         scope: that is searched.
         sizes: what is known of the site.
         reached: data value -> how far constants have moved it along free axes, where they have.
-        whole: in a subgraph, data values of the scope around with free axes, and what is made of them as a whole.
+        whole: in a subgraph, data values of the scope around with free axes, and what is made of them.
     """
 
     scope: Scope
@@ -35,13 +35,12 @@ class FarReads:
     reached: dict[int, int] = field(default_factory=dict[int, int])
     whole: set[int] = field(default_factory=set[int])
 
-    def goes_far(self, node: int, data: Sequence[int], *, steps: bool) -> bool:
+    def goes_far(self, node: int, data: Sequence[int]) -> bool:
         """Whether a node reads data so far away that trials do not show it; notes how far it goes.
 
         Args:
             node: that data reaches.
             data: positions of its operands that are data.
-            steps: whether a position or size says where it reads: then the rest is one step of a loop.
         """
         graph, scope = self.scope.graph, self.scope
         inputs, outputs = graph.node_inputs[node], graph.node_outputs[node]
@@ -55,7 +54,8 @@ class FarReads:
             return True
         if total:
             self.reached.update(dict.fromkeys(outputs, total))
-        if scope.shapes is None and not steps:
+        if scope.shapes is None:
+            # Also what is read for one step may have free axes still.
             self.whole.update(outputs)
         return False
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, TensorProto
 
-from deltafuse.bodies import Body, bodies, has_body
+from deltafuse.bodies import bodies, has_body
 from deltafuse.classes import Kind
 from deltafuse.far_reads import FarReads
 from deltafuse.graph import Graph
@@ -85,7 +85,8 @@ class _Reach:
         powers: values that are exponentials of the log decay, moved and multiplied at most.
         curved: values that depend on an exponential in any way: there is none of an exponential in a rule.
         sized: values that depend on sizes or positions, and not on data, and what they are.
-        whole: in a subgraph, data of the scope around with its free axes.
+        whole: in a subgraph, data of the scope around that has free axes there.
+        moved: how far constants have moved data along free axes, where they have.
     """
 
     data: dict[int, int]
@@ -93,6 +94,7 @@ class _Reach:
     curved: set[int] = field(default_factory=set[int])
     sized: dict[int, Flow] = field(default_factory=dict[int, Flow])
     whole: set[int] = field(default_factory=set[int])
+    moved: dict[int, int] = field(default_factory=dict[int, int])
 
     def of(self, values: Sequence[int]) -> int:
         """The roots that some values depend on together."""
@@ -137,7 +139,7 @@ def _search(
 ) -> Reason | None:
     """`find_guard` in one scope."""
     graph = scope.graph
-    follower = Follower(scope, reach.sized, known, FarReads(scope, known, whole=reach.whole))
+    follower = Follower(scope, reach.sized, known, FarReads(scope, known, reach.moved, reach.whole))
     for node in nodes:
         if is_random(graph, node) and not _rests(scope, node):
             return _reason(graph, node, "random")
@@ -190,7 +192,9 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach, follower: Follower) -
     trips = chosen[0] if graph.standard[node] == "Loop" else 0
     if reach.sized.get(trips) == GATE or (scope.shapes is None and not follower.lays_out(trips)):
         return _reason(graph, node, "position-gate")
-    everything = reach.of(graph.reads(node))
+    read, outputs = graph.reads(node), graph.node_outputs[node]
+    everything = reach.of(read)
+    farthest = max((reach.moved.get(value, 0) for value in read), default=0)
     for body in bodies(scope.model, graph, scope.kinds, node):
         counted = body.flag != (0, 0) and limit(scope.model, graph, node, body) != 0
         if body.flag != (0, 0) and not counted and not runs_through(scope, node, body):
@@ -204,11 +208,16 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach, follower: Follower) -
             {value for value, around in outer.items() if around in reach.curved},
             {value: reach.sized[around] for value, around in outer.items() if around in reach.sized}
             | {counter: _counter(within, node, counter) for counter in body.counters},
-            {v for v, around in outer.items() if around in reach.data and _is_whole(scope, node, body, v, reach)},
+            {v for v, around in outer.items() if around in reach.data and _is_whole(scope, around, reach)},
+            {value: reach.moved[around] for value, around in outer.items() if around in reach.moved},
         )
         found = _search(within, range(len(body.graph.op)), inner, (), follower.sizes)
         if found is not None:
             return found
+        farthest = max([farthest, *inner.moved.values()])
+    # What comes out has been as far as anything inside.
+    reach.moved.update(dict.fromkeys(outputs, farthest) if farthest else {})
+    reach.whole.update(() if reach.whole.isdisjoint(read) else outputs)
     return None
 
 
@@ -226,11 +235,8 @@ def _counter(scope: Scope, node: int, counter: int) -> Flow:
     return Flow(FlowKind.PLACE, int(abs(start))) if start in (-1.0, 0.0, 1.0) and steps == [1.0] else GATE
 
 
-def _is_whole(scope: Scope, node: int, body: Body, value: int, reach: _Reach) -> bool:
-    """Whether a value of a body is one of the scope around with free axes, not a step's part of it."""
-    if scope.graph.standard[node] == "Scan" and value in body.inputs and value not in body.carried:
-        return False
-    around = body.outside(scope.graph, value)
+def _is_whole(scope: Scope, around: int, reach: _Reach) -> bool:
+    """Whether a value that a body takes from the scope around has free axes there."""
     if scope.shapes is None:
         return around in reach.whole
     return any(not isinstance(dim, int) for dim in scope.shapes.shape(around) or ("?",))

@@ -72,8 +72,7 @@ class Follower(SizedValues):
             fits = self.lays_out(value) if position in how else flow.kind in NUMBERS
             if not fits:
                 return True
-        steps = any(inputs[position] in self.flows for position in how if position < len(inputs))
-        return self.reads.goes_far(node, held, steps=steps)
+        return self.reads.goes_far(node, held)
 
     def _made(self, node: int) -> Flow | None:
         graph, scope = self.scope.graph, self.scope
@@ -127,9 +126,9 @@ class Follower(SizedValues):
 
     def _range(self, node: int) -> Flow:
         start, _, step = self.scope.graph.node_inputs[node]
-        if not self._all_lay_out(node, 0) or step in self.flows or self.scope.number(step) is None:
+        length = None if step in self.flows else self.scope.number(step)
+        if not self._all_lay_out(node, 0) or length is None:
             return GATE
-        length = self.scope.number(step) or 0
         if length != 1:
             return INDEX if 1 < length <= LARGEST_CHUNK and self.rounds_to({int(length)}) else GATE
         moved = self.reach_of(start)
