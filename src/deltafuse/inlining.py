@@ -18,6 +18,7 @@ from deltafuse.bodies import is_call
 from deltafuse.buried import holds
 from deltafuse.composing import compose, pieces
 from deltafuse.edits import Changes, Edit, Insertion, apply, build
+from deltafuse.functions import plain_domain
 from deltafuse.graph import Graph
 from deltafuse.match import Match
 from deltafuse.patterns import Pattern
@@ -44,16 +45,19 @@ class Inlined:
     names: tuple[str, ...] = ()
     depth: int = 0
 
-    def composed(self, edits: Sequence[Edit], sites: Mapping[str, Iterable[int]]) -> tuple[Edit, ...]:
+    def composed(
+        self, edits: Sequence[Edit], graph: Graph, sites: Mapping[str, Iterable[int]]
+    ) -> tuple[Edit, ...]:
         """Edits of `model` as edits of the file. What was inlined for a site goes back with it.
 
         Args:
             edits: of `model`.
-            sites: the nodes of `model` that each fused site takes, by the site's name.
+            graph: of `model`, in topological order.
+            sites: the nodes of `graph` that each fused site takes, by the site's name.
         """
         if not self.edits:
             return tuple(edits)
-        starts = self.model.graph.spans.starts
+        starts = graph.spans.starts
         ranges = [(start, stop, label) for start, stop, label in pieces(self.edits) if label]
         owner: dict[str, str] = {}
         for site, nodes in sites.items():
@@ -118,8 +122,7 @@ def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | N
     graph = model.graph
     call = graph.node(node)
     function = model.local_functions[graph.domain[node], graph.op[node]]
-    versions = {one.domain.replace("ai.onnx", "") if one.domain == "ai.onnx" else one.domain: one.version
-                for one in function.opset_import}  # fmt: skip
+    versions = {plain_domain(one.domain): one.version for one in function.opset_import}
     own = model.opset_imports
     if any(own.get(domain, version) != version for domain, version in versions.items()):
         return None
@@ -142,9 +145,8 @@ def _imports(model: Model, calls: Iterable[int]) -> tuple[tuple[str, int], ...]:
     """The operator sets of functions that the file itself does not import."""
     graph = model.graph
     functions = [model.local_functions[graph.domain[node], graph.op[node]] for node in calls]
-    wanted = {one.domain: one.version for function in functions for one in function.opset_import}
-    return tuple((domain, version) for domain, version in wanted.items() if domain not in ("", "ai.onnx")
-                 and domain not in model.opset_imports)  # fmt: skip
+    wanted = {plain_domain(one.domain): one.version for function in functions for one in function.opset_import}
+    return tuple((domain, version) for domain, version in wanted.items() if domain not in model.opset_imports)
 
 
 def _renamed(graph: Graph, nodes: Iterable[onnx.NodeProto], kept: set[str], suffix: str) -> Iterable[onnx.NodeProto]:

@@ -253,7 +253,8 @@ def _write(
     with clock.stage("writing"):
         changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)
         built = edits.build(found.base.model, changes)
-        built = found.base.composed(built, {plan.match.name: plan.match.nodes for plan in draft.plans})
+        taken = {plan.match.name: plan.match.nodes for plan in draft.plans}
+        built = found.base.composed(built, found.model.graph, taken)
         advance, how = clock.progress.advance, options.external_data
         receipt = record.publish(found.file, built, output, options.record, progress=advance, how=how)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))
