@@ -16,15 +16,14 @@ What is inside is float32 (double where the operands are); results have the oper
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from deltafuse.errors import UserError
+from deltafuse.kernels import has_kernel
 from deltafuse.lowering import Writer
 
 LINEAR_ATTENTION = "LinearAttention"
@@ -62,8 +61,6 @@ def is_linear_attention(op_type: str, domain: str) -> bool:
 
 def runtime_has(domain: str) -> bool:
     """Whether the installed onnxruntime runs LinearAttention of this domain."""
-    # onnxruntime has no types: `Any` stops here.
-    runtime: Any = importlib.import_module("onnxruntime")
     inputs = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 4]) for name in _PORTS[:3]]
     gates = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 1]) for name in _PORTS[4:]]
     state = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 4, 4]) for name in ("past_state", "present_state")]
@@ -71,17 +68,7 @@ def runtime_has(domain: str) -> bool:
     node = helper.make_node(
         LINEAR_ATTENTION, list(_PORTS), ["output", "present_state"], domain=domain, q_num_heads=1, kv_num_heads=1
     )
-    graph = helper.make_graph([node], "has", [*inputs, state[0], *gates], [output, state[1]])
-    opset = helper.make_opsetid("", 17 if domain else 27)
-    opsets = [opset, helper.make_opsetid(domain, 1)] if domain else [opset]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's errors have no common base but this
-        return False
-    return True
+    return has_kernel(node, [*inputs, state[0], *gates], [output, state[1]])
 
 
 def read_attention(node: NodeProto) -> Attention:

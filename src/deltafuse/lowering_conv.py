@@ -13,14 +13,13 @@ size is read from the weight when the model runs.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from deltafuse.errors import UserError
+from deltafuse.kernels import has_kernel
 from deltafuse.lowering import Writer
 
 CAUSAL_CONV = "CausalConvWithState"
@@ -39,22 +38,12 @@ def is_causal_conv(op_type: str, domain: str) -> bool:
 
 def runtime_has_conv(domain: str) -> bool:
     """Whether the installed onnxruntime runs CausalConvWithState of this domain."""
-    # onnxruntime has no types: `Any` stops here.
-    runtime: Any = importlib.import_module("onnxruntime")
     node = helper.make_node(CAUSAL_CONV, ["x", "w"], ["y", "s"], domain=domain)
     ends = [
         helper.make_tensor_value_info(name, _SINGLE, shape)
         for name, shape in (("x", [1, 2, 3]), ("w", [2, 1, 2]), ("y", [1, 2, 3]), ("s", [1, 2, 1]))
     ]
-    opsets = [helper.make_opsetid("", 17 if domain else 27)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    model = helper.make_model(helper.make_graph([node], "has", ends[:2], ends[2:]), opset_imports=opsets, ir_version=8)
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's errors have no common base but this
-        return False
-    return True
+    return has_kernel(node, ends[:2], ends[2:])
 
 
 def lower_conv(node: NodeProto, dtype: int | None = None) -> list[NodeProto]:
