@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import export_unfused
 from deltafuse import cli
+from doc_blocks import ROOT, blocks, run, steps
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
-#: What makes an environment; the one that runs these tests is there already.
-SETTING_UP = ("python3 -m venv", ". .venv/bin/activate", "pip install")
-
-
-def steps(block: str) -> list[str]:
-    """The commands of a block, but for those that make an environment."""
-    commands = [command for line in block.splitlines() for command in line.split(" && ")]
-    return [command for command in commands if not command.startswith(SETTING_UP)]
+BLOCKS = [block.text for block in blocks("README.md", "bash")]
 
 
 def test_there_are_the_blocks_that_are_tested() -> None:
-    # The last two are run where what they export is looked at: tests/test_export_unfused.py.
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 3
 
 
 def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
-    quick, more, *_ = BLOCKS
+    quick, more, _ = BLOCKS
     commands = steps(quick) + steps(more)
     assert len(quick.splitlines()) == 1
     assert [command.split()[0] for command in steps(quick)] == ["fuse"] * 4 + ["cmp"]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    script = "\n".join(["set -euo pipefail", *commands])
-    run = ["bash", "-c", script]
-    done = subprocess.run(
-        run, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
-    )
+    done = run(commands, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     demo = tmp_path / "demo"
     assert (demo / "prefill-back.onnx").read_bytes() == (demo / "prefill.onnx").read_bytes()
