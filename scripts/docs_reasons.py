@@ -64,7 +64,7 @@ def reasons() -> str:
         row = [f"{code(name)}{{ #{name} }}", cell(said or fix), cell(fix if said else "")]
         rooms[room_of(files[0])].append([*row, ", ".join(code(Path(path).stem) for path in files)])
     head = ("code", "what it says", "what to do", "from")
-    return "\n".join(f"### {room}\n\n{table(head, rows)}" for room, rows in sorted(rooms.items()))
+    return "\n".join(f"## {room}\n\n{table(head, rows)}" for room, rows in sorted(rooms.items()))
 
 
 def errors() -> str:
