@@ -1,6 +1,6 @@
 """Compares the speed of unfused and fused graphs on onnxruntime's CPU kernels, and how long both take to load.
 
-    python scripts/bench_ort.py [--tokens 1 32 128 512 2048] [--runs 7] [--threads 2] [--layers 24] [--keep DIR] [--json]
+    python scripts/bench_ort.py [--tokens 1 32 128 512 2048] [--runs 7] [--threads 2] [--layers 24] [--json]
 
 Measured are one linear attention layer without its MLP and the rule in it alone, float32, with the dims of Qwen3.5-4B;
 1 token is a step of decode. An unfused graph is right for as many chunks as were traced, so each token count has an
@@ -179,7 +179,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=24, help="linear layers of the graph that is loaded, 0 for none")
     parser.add_argument("--load-runs", type=int, default=3)
-    parser.add_argument("--dims", type=json.loads, default=DIMS, help="other sizes, as JSON; with a --keep of their own")
+    parser.add_argument("--dims", type=json.loads, default=DIMS, help="as JSON; other ones need another --keep")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "deltafuse-bench-ort")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
