@@ -37,7 +37,7 @@ def test_a_step_and_a_prefill_beyond_one_chunk_are_measured(keep: Path) -> None:
     assert (result["threads"], result["runs"], result["faults"]) == (1, 2, [])
     assert [(row["part"], row["tokens"]) for row in result["rows"]] == [("layer", 1), ("layer", 70)]
     for row in result["rows"]:
-        assert row["ratio"] == pytest.approx(row["unfused_ms"] / row["fused_ms"], abs=0.01)
+        assert row["ratio"] == pytest.approx(row["unfused_ms"] / row["fused_ms"], rel=0.02, abs=0.01)
         assert 0 < row["fused_error"] < 1e-4
         assert 0 < row["unfused_error"] < 1e-4
     assert result["load"]["layers"] == 3
