@@ -12,6 +12,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from deltafuse.errors import UserError
 from deltafuse.functions import without_references
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv
+from deltafuse.opset import import_needed
 from deltafuse.probe_conv import declared_sizes, plain_convolution
 from deltafuse.reasons import TEXTS, Reason
 
@@ -35,6 +36,9 @@ _QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLi
 def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
     """A copy of a model in which each float32, float16 and bfloat16 is a double: inputs, constants, casts.
 
+    An opset that nothing in it needs any more, once fused operators are plain ones, is lowered: an older onnxruntime
+    refuses it.
+
     Returns:
         A Reason where an operator has no double form.
     """
@@ -44,6 +48,7 @@ def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
     refused = _graph(result.graph)
     for function in result.functions:
         refused = _nodes(function.node) if refused is None else refused
+    import_needed(result)
     return result if refused is None else refused
 
 
