@@ -88,6 +88,7 @@ def fuse(
     strict: bool = False,
     dry_run: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
+    html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Finds the sites of a model, proves them and writes the fused model, as ``fuse MODEL -o OUT`` does.
@@ -121,6 +122,7 @@ def fuse(
         keep_going=keep_going,
         strict=strict,
         dry_run=dry_run,
+        html=None if html is None else Path(html),
     )
     return pipeline.fuse(options, progress or SilentProgress())
 
@@ -144,6 +146,7 @@ def inspect(
     allow_outside: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     extract: AnyPath | None = None,
+    html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Shows the sites of a model and writes no model, as ``fuse inspect MODEL`` does; for its tables see `listing`.
@@ -172,6 +175,7 @@ def inspect(
         allow_outside=allow_outside,
         timeout=timeout,
         extract=None if extract is None else Path(extract),
+        html=None if html is None else Path(html),
     )
     return pipeline.inspect(options, progress or SilentProgress())
 
