@@ -50,17 +50,23 @@ class _Choices(TypedDict):
     skip_sites: tuple[str, ...]
     rules: tuple[str, ...]
     patterns: tuple[Path, ...]
+    html: Path | None
 
 
 def _choices(
-    sites: Sequence[str], skip_sites: Sequence[str], rules: Sequence[str], patterns: AnyPath | Sequence[AnyPath]
+    sites: Sequence[str],
+    skip_sites: Sequence[str],
+    rules: Sequence[str],
+    patterns: AnyPath | Sequence[AnyPath],
+    html: AnyPath | None,
 ) -> _Choices:
-    """What to look for, as the options have it."""
+    """What to look for and where to show it, as the options have it."""
     return {
         "sites": _texts(sites),
         "skip_sites": _texts(skip_sites),
         "rules": _texts(rules),
         "patterns": _paths(patterns),
+        "html": None if html is None else Path(html),
     }
 
 
@@ -108,7 +114,7 @@ def fuse(
         target=target,
         form=form,
         op=op,
-        **_choices(sites, skip_sites, rules, patterns),
+        **_choices(sites, skip_sites, rules, patterns, html),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,
@@ -122,7 +128,6 @@ def fuse(
         keep_going=keep_going,
         strict=strict,
         dry_run=dry_run,
-        html=None if html is None else Path(html),
     )
     return pipeline.fuse(options, progress or SilentProgress())
 
@@ -165,7 +170,7 @@ def inspect(
         target=target,
         form=form,
         op=op,
-        **_choices(sites, skip_sites, rules, patterns),
+        **_choices(sites, skip_sites, rules, patterns, html),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,
@@ -175,7 +180,6 @@ def inspect(
         allow_outside=allow_outside,
         timeout=timeout,
         extract=None if extract is None else Path(extract),
-        html=None if html is None else Path(html),
     )
     return pipeline.inspect(options, progress or SilentProgress())
 
