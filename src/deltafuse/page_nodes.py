@@ -99,9 +99,14 @@ def _declared(role: Role) -> onnx.ValueInfoProto:
 
 def _info_text(info: onnx.ValueInfoProto) -> str:
     tensor = info.type.tensor_type
-    sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
+    sizes = [dim.dim_value if dim.HasField("dim_value") else _symbol(dim.dim_param) for dim in tensor.shape.dim]
     known = f"{short_dtype(tensor.elem_type)} [{', '.join(map(str, sizes))}]"
     return known if tensor.HasField("shape") else short_dtype(tensor.elem_type)
+
+
+def _symbol(name: str) -> str:
+    """A size's name; what onnx calls a size that it knows nothing of says nothing."""
+    return "?" if not name or name.startswith("unk__") else name
 
 
 def emitted_document(plan: Plan | ExpressionPlan, types: Mapping[str, str]) -> Document:
@@ -119,20 +124,20 @@ def emitted_document(plan: Plan | ExpressionPlan, types: Mapping[str, str]) -> D
     ports = _ports(node)
     return document | {
         "node": node.name,
-        "type": node_title(node) if node.op_type != "Custom" else f"Custom, type {kernel(node)}",
+        "type": node.op_type if node.op_type != "Custom" else f"Custom, type {kernel(node)}",
         "domain": node.domain or "ai.onnx",
         "attributes": [*attribute_texts(node).items()],
         "inputs": [[ports.get(name, ""), name, types.get(name, "")] for name in node.input],
-        "outputs": [["", name, types.get(name, "")] for name in node.output],
+        "outputs": [[ports.get(name, ""), name, types.get(name, "")] for name in node.output],
     }
 
 
 def _ports(node: onnx.NodeProto) -> dict[str, str]:
-    """Tensor -> the fused operator's names for the inputs that take it."""
+    """Tensor -> the fused operator's names for the ports that take or give it."""
     found = call(node) if kernel(node) else Reason("attention-malformed")
     if isinstance(found, Reason):
         return {}
-    ports: dict[str, list[str]] = {}
+    ports: dict[str, list[str]] = {found.out: ["out"], found.state: ["final_state"]}
     for port, value in found.ports.items():
         ports.setdefault(value, []).append(port)
     return {value: ", ".join(names) for value, names in ports.items()}

@@ -9,7 +9,7 @@ from deltafuse import splice
 from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.match import Match, Plan, Role, SiteReport
-from deltafuse.page_nodes import emitted_document, types_of
+from deltafuse.page_nodes import emitted_document, tensor_text, types_of
 from deltafuse.page_pictures import Pictures
 from deltafuse.reasons import TEXTS, Nearest
 from deltafuse.report import OUTPUTS, ROLES, role_document, site_document
@@ -31,7 +31,7 @@ def lines(reports: Sequence[SiteReport]) -> list[Document]:
             "form": site.match.form if site.match else "",
             "op": site.op or "",
             "nodes": site.nodes,
-            "reason": site.reason.code if site.reason else "",
+            "reason": "" if site.reason is None else site.reason.code,
         }
         for site in reports
     ]
@@ -55,6 +55,10 @@ def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pic
         document["nearest"] = _nearest(site.reason.nearest)
     if plan is not None:
         document |= _planned(evidence, site, plan, pictures)
+    candidate = evidence.candidates.get(site.name)
+    if site.match is None and candidate is not None:
+        ends = {**_numbered("input", candidate.roots), **_numbered("output", candidate.frontier)}
+        document["looked"] = [[name, *_tensor(evidence, value)] for name, value in ends.items()]
     return document
 
 
@@ -67,9 +71,17 @@ def _before(evidence: Evidence, site: SiteReport, pictures: Pictures) -> Documen
     candidate = evidence.candidates.get(site.name)
     if candidate is None:
         return None
-    read = {f"input {number}": value for number, value in enumerate(candidate.roots, 1)}
-    written = {f"output {number}": value for number, value in enumerate(candidate.frontier, 1)}
-    return pictures.before(site.name, candidate.nodes, read, written)
+    ends = _numbered("input", candidate.roots), _numbered("output", candidate.frontier)
+    return pictures.before(site.name, candidate.nodes, *ends)
+
+
+def _numbered(what: str, values: Sequence[int]) -> dict[str, int]:
+    return {f"{what} {number}": value for number, value in enumerate(values, 1)}
+
+
+def _tensor(evidence: Evidence, value: int) -> tuple[str, str]:
+    """Name, and type and sizes as far as they are known."""
+    return evidence.model.graph.name(value), tensor_text(evidence.shapes.dtype(value), evidence.shapes.shape(value))
 
 
 def _operands(match: Match | ExpressionMatch) -> dict[str, Role]:
@@ -97,12 +109,8 @@ def _planned(evidence: Evidence, site: SiteReport, plan: Plan | ExpressionPlan, 
 
 
 def _nearest(nearest: Nearest) -> Document:
-    """The rule's own difference, and the neighbours that come closest."""
-    own = [error for name, error in nearest.differences if name == nearest.rule]
-    others = [(name, error) for name, error in nearest.differences if name != nearest.rule]
-    return {
-        "rule": nearest.rule,
-        "tokens": nearest.tokens,
-        "own": own[0] if own else None,
-        "neighbours": [[name, TEXTS.get(name, ""), error] for name, error in others[:_NEAREST]],
-    }
+    """The rule's own difference, and those of the neighbours that come closest; the smallest first."""
+    others = [name for name, _ in nearest.differences if name != nearest.rule][:_NEAREST]
+    told = {nearest.rule: "the rule itself"} | {name: TEXTS.get(name, "") for name in others}
+    rows = [[name, told[name], error] for name, error in nearest.differences if name in told]
+    return {"rule": nearest.rule, "tokens": nearest.tokens, "differences": rows}

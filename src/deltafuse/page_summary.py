@@ -47,7 +47,7 @@ def facts(evidence: Evidence, report: FuseReport) -> list[tuple[str, str]]:
         *([("written", report.output)] if report.output else []),
         ("target", report.target),
         ("producer", file.producer or "unknown"),
-        ("opset", ", ".join(opsets) + (f"; after: {', '.join(new)}" if new else "")),
+        ("opset", ", ".join(opsets) + (f"; added or raised: {', '.join(new)}" if new else "")),
         ("IR version", str(file.ir_version)),
         ("weights", weights(file.constants) or "none"),
         ("nodes", f"{report.nodes_before:,} before, {report.nodes_after:,} after"),

@@ -18,7 +18,7 @@ function siteLine(line, index, fill) {
 /** The sections of one site. */
 function siteInside(site, pictures) {
   return el("div", { class: "inside" },
-    ...why(site), ...roles(site), ...rule(site), ...proof(site), ...target(site), ...notes(site), ...drawn(site, pictures));
+    ...why(site), ...looked(site), ...roles(site), ...rule(site), ...proof(site), ...target(site), ...notes(site), ...drawn(site, pictures));
 }
 
 function why(site) {
@@ -31,14 +31,15 @@ function why(site) {
 
 /** How far the site is from the rule and from its neighbours. */
 function nearest(found, code) {
-  const [first] = found.neighbours;
-  const fits = first && first[0] === code;
-  const said = fits ? `It is the neighbour ${first[0]} of ${found.rule}, with a difference of ${sci(first[2])}.`
-    : "No named neighbour fits; the closest ones are listed.";
-  const rows = found.neighbours.map(([name, text, error]) => [name, text, sci(error)]);
-  if (found.own !== null) rows.push([found.rule, "the rule itself", sci(found.own)]);
+  const [name, , error] = found.differences[0];
+  const said = name === code ? `It is the neighbour ${name} of ${found.rule}, with a difference of ${sci(error)}.`
+    : `No neighbour with the rule's operands fits; the smallest difference is ${sci(error)}.`;
   return [el("p", {}, `${said} Smallest relative differences over ${count(found.tokens, "token")}, at the best of the likely readings of the inputs:`),
-    table(["neighbour", "what it is", "difference"], rows, [0])];
+    table(["compared with", "what it is", "difference"], found.differences.map(([name, text, error]) => [name, text, sci(error)]), [0])];
+}
+
+function looked(site) {
+  return site.looked ? [el("h3", {}, "What was looked at"), table(["", "tensor", "type"], site.looked, [1, 2])] : [];
 }
 
 function roles(site) {
