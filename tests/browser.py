@@ -88,13 +88,18 @@ class Page:
 
     def open(self, path: Path, fragment: str = "") -> float:
         """Opens a file; gives the seconds until it was loaded."""
-        self._loaded = False
+        # The same file with another fragment would not be loaded again.
+        self._load("about:blank")
         start = time.monotonic()
-        self.send("Page.navigate", url=path.resolve().as_uri() + fragment)
-        while not self._loaded:
-            self._receive(SECONDS)
+        self._load(path.resolve().as_uri() + fragment)
         self.run("1")
         return time.monotonic() - start
+
+    def _load(self, url: str) -> None:
+        self._loaded = False
+        self.send("Page.navigate", url=url)
+        while not self._loaded:
+            self._receive(SECONDS)
 
     def run(self, script: str) -> Any:
         """The value of an expression; a promise is waited for."""
