@@ -27,7 +27,7 @@ __all__ = ["Pictures"]
 Document = dict[str, Any]
 
 #: Characters of names that a page holds beside those of the first site of each kind.
-_ROOM = 16_000_000
+_ROOM = 8_000_000
 _NUMBERED = re.compile(r"(.*[._])(\d+)")
 
 

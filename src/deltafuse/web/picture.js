@@ -55,6 +55,13 @@ function dotOf(picture) {
   return `digraph { bgcolor="transparent" ranksep=0.3 nodesep=0.2 ${look}\n${lines.join("\n")}\n${arrows.join("\n")} }`;
 }
 
+/** Where a box of a drawn graph has its middle. */
+function middle(node) {
+  const shape = node.getBBox();
+  const offset = node.parentNode.transform.baseVal.consolidate().matrix;
+  return { x: shape.x + shape.width / 2 + offset.e, y: shape.y + shape.height / 2 + offset.f };
+}
+
 /** Moves and zooms an SVG inside its pane: by pointer, wheel, keys and buttons. */
 function navigable(pane, svg) {
   const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
@@ -71,7 +78,12 @@ function navigable(pane, svg) {
     show();
   };
   const fit = () => look(width / 2, height / 2, 1.05 * Math.max(width, height / ratio()));
-  const start = () => { const w = Math.min(Math.max(width, 900), 1300); look(width / 2, (w * ratio()) / 2 - 10, w); };
+  // At first letters have about the size of those around the picture, and its top is seen.
+  const start = () => {
+    const w = Math.min(Math.max(width, 0.8 * pane.clientWidth), 1.2 * pane.clientWidth);
+    const top = [...svg.querySelectorAll(".node")].map(middle).sort((a, b) => a.y - b.y)[0];
+    look(w < width && top ? top.x : width / 2, (w * ratio()) / 2 - 10, w);
+  };
   const move = (right, down) => { view.x += right * view.w; view.y += down * view.h; show(); };
   const at = (event) => {
     const box = pane.getBoundingClientRect();
@@ -120,9 +132,8 @@ function pictureView(title, picture, names) {
     const node = boxNode(box);
     if (!node || !state.view) return;
     node.classList.add("chosen");
-    const shape = node.getBBox();
-    const offset = node.parentNode.transform.baseVal.consolidate().matrix;
-    state.view.look(shape.x + shape.width / 2 + offset.e, shape.y + shape.height / 2 + offset.f, Math.min(state.view.width(), 700));
+    const { x, y } = middle(node);
+    state.view.look(x, y, Math.min(state.view.width(), 700));
   };
 
   const search = (text) => {
