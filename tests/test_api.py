@@ -119,7 +119,7 @@ def test_every_keyword_reaches_the_run(monkeypatch, tmp_path, name):
         "patterns": [str(tmp_path)], "pin": False, "pins": {"s": 2}, "boundary": "fp32", "signature": "8",
         "allow_bf16_to_fp16": True, "timeout": 3.0, "record": "none", "keep_going": True, "strict": True,
         "dry_run": True, "batch": 2, "output": "out.onnx", "extract": str(tmp_path),
-        "external_data": "copy", "allow_outside": True,
+        "external_data": "copy", "allow_outside": True, "html": str(tmp_path / "page.html"),
     }  # fmt: skip
     given = {key: value for key, value in given.items() if key in keywords(name)}
     assert set(given) == keywords(name) - {"model", "progress"}

@@ -12,6 +12,7 @@ from deltafuse import classes, drafting, edits, files, outcome, patterns, record
 from deltafuse.background import Task
 from deltafuse.drafting import Draft
 from deltafuse.emitted import prove_emitted
+from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.expression_sites import ExpressionSites, find_expressions
@@ -50,6 +51,7 @@ class _Found:
         anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
             looked for.
         expressions: sites of ordinary expressions.
+        candidates: what was looked at, by the site's name.
     """
 
     file: Model
@@ -62,6 +64,7 @@ class _Found:
     trials: Mapping[bytes, Trial]
     anchors: Mapping[str, int]
     expressions: ExpressionSites
+    candidates: Mapping[str, Candidate]
 
 
 class _Clock:
@@ -93,6 +96,7 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     target = targets.get(options.target)
     if options.output is not None and not options.dry_run:
         files.check_output(options.output, [options.model])
+    _check_page(options)
     found, draft, reports = _prepare(options, clock, target)
     report = _report(options, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
@@ -100,19 +104,40 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
         report = replace(report, sites=outcome.shown(reports))
     elif options.output is not None and not options.dry_run:
         report = _write(options.output, options, clock, found, draft, report)
-    return replace(report, seconds=clock.seconds)
+    return _show(options, clock, found, draft, replace(report, seconds=clock.seconds))
 
 
 @no_garbage_collection()
 def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
-    """Finds, proves and plans, and writes nothing but what ``--extract`` asks for."""
+    """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for."""
     clock = _Clock(progress)
+    _check_page(options)
     extracted: tuple[str, ...] = ()
     found, draft, reports = _prepare(options, clock, targets.get(options.target))
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft.plans)
     report = _report(options, found, draft, reports, clock)
-    return replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+    report = replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+    return _show(options, clock, found, draft, report)
+
+
+def _check_page(options: FuseOptions) -> None:
+    """Raises before anything is done where the page cannot be written."""
+    if options.html is not None:
+        files.check_output(options.html, [options.model, *([options.output] if options.output else [])])
+
+
+def _show(options: FuseOptions, clock: _Clock, found: _Found, draft: Draft, report: FuseReport) -> FuseReport:
+    """Writes the page where one is asked for."""
+    if options.html is None:
+        return report
+    from deltafuse.html_fuse import write_page
+
+    with clock.stage("drawing the page"):
+        evidence = Evidence(found.file, found.model, found.kinds, found.shapes, found.candidates, draft)
+        output = None if report.exit or options.dry_run else report.output
+        write_page(options.html, replace(report, output=output), evidence)
+    return replace(report, notes=(*report.notes, f"the page is {options.html}"))
 
 
 def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> tuple[str, ...]:
@@ -170,7 +195,8 @@ def _search(
         matches = [site for site in sites if ordinary and isinstance(site, Match)]
         taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
         expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
-    return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions)
+    named = {candidate.name: candidate for candidate in candidates}
+    return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions, named)
 
 
 def _plan(
