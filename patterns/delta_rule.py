@@ -38,8 +38,10 @@ _NEIGHBOURS: dict[str, Recurrence] = {
 }
 
 _TEXTS = {
-    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
-    "read-before-update": "the output reads the state before it is updated",
+    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule; leave "
+    "the site as it is, or subtract S^T k from the value, if a delta rule is meant",
+    "read-before-update": "the output reads the state before it is updated; read the state after its update in the "
+    "model, if the delta rule is meant",
 }
 
 

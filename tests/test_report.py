@@ -136,7 +136,7 @@ def test_the_valid_range_is_given_with_what_was_tried() -> None:
 
 def test_a_refusal_has_code_and_text_and_no_match_leaves_nulls() -> None:
     site = site_document(SiteReport("site.0", "near-miss", None, None, BATCHED, (), 12))
-    assert site["reason"] == {"code": "static-batch", "text": BATCHED.text}
+    assert site["reason"] == {"code": "static-batch", "text": BATCHED.text, "fix": BATCHED.fix}
     assert (site["rule"], site["roles"], site["dims"], site["proof"], site["op"]) == (None,) * 5
     assert site["nodes"] == 12
 

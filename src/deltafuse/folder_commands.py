@@ -13,7 +13,7 @@ from deltafuse.folder_undo import Compared, FolderRollback, FolderVerify, Restor
 from deltafuse.foreign import load_lowering
 from deltafuse.inputs import InputOptions
 from deltafuse.options import FuseOptions
-from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
+from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, reason_document, write
 from deltafuse.tables import console, sentences, table
 from deltafuse.tables_verify import verify_summary
 from deltafuse.verify import Settings, VerifyReport, check
@@ -137,7 +137,7 @@ def _pair_document(pair: Pair) -> Document:
             "input": state.input or None,
             "reason": None
             if state.difference is None
-            else {"code": state.difference.code, "text": state.difference.text},
+            else reason_document(state.difference),
         }
         for state in pair.states
     ]

@@ -17,12 +17,14 @@ from deltafuse.wire import Model, scan
 
 TEXTS.update(
     {
-        "network-data-missing": "{path}: {error}",
-        "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte {end} "
-        "in it: copy the file again",
+        "network-data-missing": "{path}: {error}; put the file beside the model, or take --level site, which needs no "
+        "weights",
+        "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte "
+        "{end} in it; copy the file again",
         "network-foreign-operator": "{path} has {count} Custom nodes that are none of ours (the first: {node}, of type "
         "{type}), which onnxruntime cannot run; give a file that lowers them with --lowering",
-        "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}",
+        "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}; look the file over with "
+        "fuse lint, and fuse the model again",
     }
 )
 

@@ -21,18 +21,19 @@ from deltafuse.shapes import Shapes
 
 TEXTS.update(
     {
-        "pin-static": "axis {axis} of {value!r} must be {size} but is the fixed size {found}: "
-        "export the model with {size}, or with a dynamic axis there",
-        "pin-disagree": "the axis {symbol!r} must be {size} and {other} at once ({value!r}): "
-        "fuse fewer sites with --sites, or drop the --pin that asks for it",
-        "pin-bound": "the axis {symbol!r} must be {size} but node {node!r} ({op}) needs it to be {found}: "
-        "export the model again with {size}",
-        "pin-expression": "axis {axis} of {value!r} has the size {found}, which being {size} fixes no single axis: "
+        "pin-static": "axis {axis} of {value!r} must be {size} but is the fixed size {found}; export the model with "
+        "{size}, or with a dynamic axis there",
+        "pin-disagree": "the axis {symbol!r} must be {size} and {other} at once ({value!r}); fuse fewer sites with "
+        "--sites, or drop the --pin that asks for it",
+        "pin-bound": "the axis {symbol!r} must be {size} but node {node!r} ({op}) needs it to be {found}; export the "
+        "model again with {size}",
+        "pin-expression": "axis {axis} of {value!r} has the size {found}, which being {size} fixes no single axis; "
         "give --pin SYMBOL=N for its symbols",
-        "pin-unknown-symbol": "--pin {symbol}: no input, output or value_info has such a dim; the model's are: {known}",
-        "pin-shape-unknown": "the rank of {value!r} is not known, so its axis {axis} cannot be made {size}: "
-        "run onnx shape inference on the model first",
-        "pin-contradiction": "with {pins} node {node!r} ({op}) gets sizes {left} and {right}, which do not go together",
+        "pin-unknown-symbol": "--pin {symbol}: no input, output or value_info has such a dim; give one of: {known}",
+        "pin-shape-unknown": "the rank of {value!r} is not known, so its axis {axis} cannot be made {size}; run onnx "
+        "shape inference on the model first",
+        "pin-contradiction": "with {pins} node {node!r} ({op}) gets sizes {left} and {right}, which do not go "
+        "together; give sizes that go together, or leave a --pin out",
     }
 )
 

@@ -29,9 +29,10 @@ __all__ = ["Chain", "LossReport", "RolloutReport", "TaskReport", "run_task"]
 
 TEXTS.update(
     {
-        "task-does-not-run": "the unfused pair runs and the fused one does not: {error}",
+        "task-does-not-run": "the unfused pair runs and the fused one does not: {error}; look the fused files over "
+        "with fuse lint, and fuse both again",
         "loss-beyond-bar": "the loss per token is {fused:.6f} in place of {unfused:.6f}; they may be {most:g} apart "
-        "({bar})",
+        "({bar}); look for the cause with fuse verify UNFUSED FUSED --bisect on one graph",
     }
 )
 
@@ -148,7 +149,7 @@ def _rollout(chain: Chain, runner: Runner) -> RolloutReport | Reason:
     for precision in PRECISIONS:
         fused = runner.go(precision, chain.prompt, chain.steps, steps.tokens or None)
         if isinstance(fused, Reason):
-            failed = finding(Reason("task-does-not-run", {"error": fused.text}))
+            failed = finding(Reason("task-does-not-run", {"error": fused.what}))
             break
         fitted = tuple(dict.fromkeys((*fitted, *fused.fitted)))
         runs.append(compare_steps(steps, _steps(fused), precision, _bar(chain, precision)))
@@ -183,7 +184,7 @@ def _loss(chain: Chain, runner: Runner, text: Array) -> LossReport | Reason:
         if isinstance(went, Reason):
             if which == "unfused":
                 return went
-            failed = Reason("task-does-not-run", {"error": went.text})
+            failed = Reason("task-does-not-run", {"error": went.what})
             break
         losses[which] = _nll(went, ids)
     for precision in PRECISIONS if failed is None else ():

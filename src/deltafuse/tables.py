@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +23,8 @@ STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-mis
 PIPED_WIDTH = 250
 #: Below this a table is given up for one short block per site.
 NARROW = 90
+
+_Said = TypeVar("_Said")
 
 SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "dims", "scale", "l2 norm", "tokens", "error")
 
@@ -116,12 +118,16 @@ def valid_text(valid: Validity | None) -> str:
 
 
 def sentences(report: FuseReport) -> Iterator[str]:
-    """Reasons, then notes; one that several sites share is said once."""
+    """Reasons, each with its fix, then notes; one that several sites share is said once."""
     reasons = [
-        (site.reason.text, f"{site.name} ({site.reason.code})") for site in report.sites if site.reason is not None
+        ((site.reason.what, site.reason.fix), f"{site.name} ({site.reason.code})")
+        for site in report.sites
+        if site.reason is not None
     ]
-    for text, names in _grouped(reasons):
-        yield f"{', '.join(names)}: {text}"
+    for (what, fix), names in _grouped(reasons):
+        yield f"{', '.join(names)}: {what}"
+        if fix:
+            yield f"  fix: {fix}"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in _grouped(notes):
         yield f"note, {', '.join(names)}: {text}"
@@ -129,8 +135,8 @@ def sentences(report: FuseReport) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    grouped: dict[str, list[str]] = {}
+def _grouped(pairs: Sequence[tuple[_Said, str]]) -> list[tuple[_Said, list[str]]]:
+    grouped: dict[_Said, list[str]] = {}
     for text, name in pairs:
         grouped.setdefault(text, []).append(name)
     return list(grouped.items())

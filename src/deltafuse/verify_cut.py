@@ -26,8 +26,10 @@ TEXTS.update(
     {
         "verify-type-unknown": "size or element type of {value} is not known, so the site cannot be run; run onnx "
         "shape inference on both files first",
-        "verify-reads-more": "the unfused nodes also use the values of {value}, which the fused site does not read",
-        "verify-not-in-unfused": "the fused site writes {value}, which the unfused file does not have",
+        "verify-reads-more": "the unfused nodes also use the values of {value}, which the fused site does not read; "
+        "fuse the unfused file again, or compare with the file that the fused one was made from",
+        "verify-not-in-unfused": "the fused site writes {value}, which the unfused file does not have; compare with "
+        "the file that the fused one was made from",
     }
 )
 
