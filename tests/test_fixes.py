@@ -110,9 +110,9 @@ def _assigned(tree: ast.AST, name: str) -> list[str]:
 
 
 def test_what_and_fix_are_the_text(texts: dict[str, str]) -> None:
-    reason = Reason("left-out", {"option": "--sites; or so"})
+    reason = Reason("left-out", {"option": "--sites", "why": "not among --sites; or so"})
     assert reason.text == f"{reason.what}; {reason.fix}"
-    assert reason.what == "the site is the rule and was left out by --sites; or so"
+    assert reason.what == "left out: not among --sites; or so"
     assert says_what_to_do(reason.fix)
 
 

@@ -172,11 +172,12 @@ def _demo(given: argparse.Namespace) -> int:
 
 def _targets(given: argparse.Namespace) -> int:
     from deltafuse import targets
-    from deltafuse.targets.listing import lines_of, target_document
+    from deltafuse.targets.listing import LEGEND, MARKS, lines_of, target_document
 
     profiles = [targets.get(name) for name in targets.names()]
     lines = [line for profile in profiles for line in lines_of(profile)]
-    return _show(given.json, {"targets": [target_document(profile) for profile in profiles]}, lines)
+    document = {"targets": [target_document(profile) for profile in profiles], "marks": MARKS}
+    return _show(given.json, document, [*lines, LEGEND])
 
 
 def _lint(given: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from deltafuse.expressions import Expression, Place
 from deltafuse.match import SiteReport
 from deltafuse.opset import adapt_all
 from deltafuse.options import FuseOptions
-from deltafuse.planning import unchosen
+from deltafuse.planning import left_out, unchosen
 from deltafuse.probe import cut_model
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
@@ -67,8 +67,7 @@ def _plan(options: FuseOptions, target: Target, site: ExpressionSite, opset: int
         return SiteReport(site.name, status, None, None, match, (), site.nodes, rule)
     option = "--form" if options.form is not None else unchosen(options, match.name)
     if option:
-        reason = Reason("left-out", {"option": option})
-        return SiteReport(site.name, "match", match, None, reason, match.notes, site.nodes, rule)
+        return SiteReport(site.name, "match", match, None, left_out(option), match.notes, site.nodes, rule)
     plan = _emitted(site.pattern, match, target, opset)
     if isinstance(plan, Reason):
         return SiteReport(site.name, "refused", match, None, plan, match.notes, site.nodes, rule)

@@ -248,15 +248,15 @@ class Finder:
 
 def _names(graph: Graph, cores: Sequence[list[int]], taken: Sequence[str]) -> list[str]:
     """Names from the exporter's scopes where each site has its own, else ``site.N``."""
-    scopes = [_scope(graph, core[0]) for core in cores]
+    scopes = [layer_of(graph, core[0]) for core in cores]
     if all(scopes) and len({*scopes, *taken}) == len(scopes) + len(taken):
         return scopes
     return [f"site.{index}" for index in range(len(taken), len(taken) + len(cores))]
 
 
-def _scope(graph: Graph, first: int) -> str:
-    """The layer that the exporter's names or metadata put a core's first node in, or ""."""
-    node = graph.node(first)
+def layer_of(graph: Graph, number: int) -> str:
+    """The layer that the exporter's names or metadata put a node in, e.g. ``layers.3``, or ""."""
+    node = graph.node(number)
     texts = [
         node.name,
         *node.output,

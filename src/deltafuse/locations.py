@@ -19,7 +19,7 @@ TEXTS.update(
         "external-data-short": "the constant {name} lies at bytes {offset} to {end} of {location}, which ends before; "
         "copy the file again",
         "external-data-outside": "the constant {name} lies in {location}, outside the model's folder; move it beside "
-        "the model",
+        "the model, or give --allow-outside",
     }
 )
 

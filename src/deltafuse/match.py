@@ -192,12 +192,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pinned:
-    """One axis whose declared size was changed: ``input_ids`` axis 0, was ``batch``, now 1."""
+    """One axis whose declared size was changed: ``input_ids`` axis 0, was ``batch``, now 1.
+
+    Attributes:
+        kind: of the value: ``input`` or ``output`` of the graph.
+    """
 
     value: str
     axis: int
     was: str
     now: int
+    kind: str = "input"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafuse.limits import left
 from deltafuse.network_child import RESULT
 from deltafuse.network_model import Runnable
 from deltafuse.reasons import TEXTS, Reason
@@ -126,6 +127,7 @@ def ask(
     """
     folder.mkdir()
     (folder / "request.json").write_text(json.dumps({"model": str(model.path), "memory": memory or 0} | {**request}))
+    seconds = left(seconds)
     status = _wait(command, folder, seconds)
     if status is None:
         return Reason("network-timeout", {"model": name, "seconds": seconds})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -44,6 +45,18 @@ commands (fuse COMMAND --help tells more):
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are ours: exit 1, and JSON where JSON was asked for."""
+
+    def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        """As argparse does, and tells a misspelt option which one may be meant."""
+        given, unknown = self.parse_known_args(args)
+        options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        if options:
+            near = difflib.get_close_matches(options[0], self._option_string_actions, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            self.error(f"there is no option {options[0]}{hint}")
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return given
 
     def error(self, message: str) -> NoReturn:
         """Raises what argparse would exit with 2 for."""
@@ -132,18 +145,19 @@ def inspect_parser() -> Parser:
     add = parser.add_argument
     _add_outside(parser)
     add("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
+    forced = " or ".join(get_args(Operator))
     tables = parser.add_argument_group(
-        "tables of any model", "Given after MODEL. No site is looked for then, unless --sites or --extract asks for it."
+        "tables of any model",
+        "Given after MODEL. No site is looked for then, unless --sites or --extract asks for it.\n"
+        f"--op has two meanings: {forced} is forced where that is legal, as in the plain form, and\n"
+        "makes no table; any other name is an operator whose nodes are listed.",
     )
     text = "list the {} whose name matches (all if left out)"
     add = tables.add_argument
     add("--tensors", nargs="?", const="", metavar="REGEX", help=text.format("tensors"))
     add("--nodes", nargs="?", const="", metavar="REGEX", help=text.format("nodes"))
-    forced = " or ".join(get_args(Operator))
-    op_text = (
-        f"list the nodes of this operator, e.g. Conv or 'Reduce*'; {forced}: force it where it is legal, as in fuse"
-    )
-    _add_list(parser, "TYPE", op_text, "--op")
+    op_text = f"list and count the nodes of this operator, e.g. Conv or 'Reduce*'; {forced}: see above"
+    add("--op", action="append", default=[], metavar="TYPE", help=f"{op_text}; repeatable")
     return parser
 
 
@@ -160,8 +174,9 @@ def verify_parser() -> Parser:
     add("fused", metavar="FUSED", type=Path, nargs="?", help="what fuse made of it; of a folder, the folder it wrote")
     levels = "site: sites alone; network: whole models too; task: sites, then --rollout and --nll; all: whatever can "
     add("--level", choices=get_args(Level), default="all", help=f"{levels}be run (default)")
-    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one run (%(default)g)")
+    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of the run (%(default)g)")
     add("--html", type=Path, metavar="FILE", help="write the report as one page, with plots of errors and drift")
+    _add_outside(parser)
     add_verify(parser)
     return parser
 

@@ -25,6 +25,7 @@ from deltafuse.notes import Notes
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
 from deltafuse.patterns import Pattern
+from deltafuse.pin_names import check_pins
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
@@ -134,6 +135,8 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None, operators)
         file = checked(scan(options.model, allow_outside=options.allow_outside))
+        if options.pins:
+            check_pins(options.pins, Shapes(file))
     found = _search(file, Inlined(file), rules, clock, worker)
     recurrences = [rule for rule in rules if not isinstance(rule, Expression)]
     while base := inlined(found.base, found.model, found.order, found.kinds, recurrences, found.sites):

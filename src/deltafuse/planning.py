@@ -17,12 +17,24 @@ TEXTS.update(
     {
         "batch-one-only": "the site is right for a batch of one only and the batch is to be another, or free; "
         "leave --batch out, or export the model with batch 1",
-        "left-out": "the site is the rule and was left out by {option}; leave {option} out or widen it to take the "
-        "site",
+        "left-out": "left out: {why}; change {option} to take the site",
         "pin-out-of-range": "--pin {symbol}={size}: the unfused graph is the rule for {valid} tokens only, "
         "so nothing can be compared at {size}; pin a size within, or drop --pin and read the note on valid_tokens",
     }
 )
+
+
+_WHY_LEFT = {
+    "--sites": "not among --sites",
+    "--skip-sites": "named by --skip-sites",
+    "--form": "not written in the form that --form asks for",
+    "--plan": "the plan skips it, or does not list it",
+}
+
+
+def left_out(option: str) -> Reason:
+    """Why a site that could be taken is not: the option that says so."""
+    return Reason("left-out", {"option": option, "why": _WHY_LEFT[option]})
 
 
 def check_names(options: FuseOptions, names: Iterable[str]) -> None:
@@ -51,9 +63,7 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
         )
     option = _left_out(options, site)
     if option:
-        return SiteReport(
-            site.name, "match", site, None, Reason("left-out", {"option": option}), site.notes, len(site.nodes)
-        )
+        return SiteReport(site.name, "match", site, None, left_out(option), site.notes, len(site.nodes))
     plan = _out_of_range(options, site)
     if plan is None:
         literal = pinned_tokens(options, site.dims.tokens)

@@ -86,6 +86,7 @@ def site_document(site: SiteReport) -> Document:
     return {
         "name": site.name,
         "status": site.status,
+        "status_note": reason.what if reason is not None and reason.code == "left-out" else None,
         "op": site.op,
         **known,
         "nodes": site.nodes,

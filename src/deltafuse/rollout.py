@@ -7,6 +7,7 @@ states drift.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,6 +128,8 @@ def run_task(chain: Chain, progress: Progress) -> TaskReport | Reason:
     Raises:
         UserError: states that cannot be paired, token ids that do not fit.
     """
+    if chain.prefill is not None and chain.prompt is not None and chain.steps:
+        check_prompt(chain.prefill, chain.prompt.size)
     with TemporaryDirectory(prefix="deltafuse-") as folder:
         runner = Runner(
             chain.prefill, chain.decode, chain.options, chain.maps, chain.limits, Path(folder), progress
@@ -203,16 +206,38 @@ def _head(chain: Chain, count: int) -> int:
     assert chain.prefill is not None, "a loss needs a prefill"
     if chain.decode is None:
         return count
-    low = max([1, *(valid[0] for pair in chain.prefill.pairs if (valid := pair.valid))])
-    high = min([count, *(valid[1] for pair in chain.prefill.pairs if (valid := pair.valid))])
-    fixed = [pair.tokens for pair in chain.prefill.pairs if isinstance(pair.tokens, int)]
-    if fixed:
-        low = high = fixed[0]
+    low, high = _right_for(chain.prefill, count)
     if low > count:
         raise UserError(
             "prompt-ids", f"--nll has {count} tokens and the unfused prefill is right from {low} on: give a longer file"
         )
     return min(max(count // 2, low), high)
+
+
+def _right_for(prefill: Stage, most: int) -> tuple[int, int]:
+    """The least and the largest number of tokens, `most` at most, that the unfused prefill is right for."""
+    fixed = [pair.tokens for pair in prefill.pairs if isinstance(pair.tokens, int)]
+    if fixed:
+        return fixed[0], fixed[0]
+    valid = [pair.valid for pair in prefill.pairs if pair.valid]
+    return max([1, *(low for low, _ in valid)]), min([most, *(high for _, high in valid)])
+
+
+def check_prompt(prefill: Stage, count: int) -> None:
+    """Raises where the unfused prefill is wrong for a prompt of that many tokens, so that nothing can be compared.
+
+    Raises:
+        UserError: ``prompt-ids``.
+    """
+    low, high = _right_for(prefill, sys.maxsize)
+    if low <= count <= high:
+        return
+    span = f"{low}" if low == high else f"{low} to {high}" if high < sys.maxsize else f"{low} or more"
+    raise UserError(
+        "prompt-ids",
+        f"--prompt has {count} tokens and the unfused prefill is right for {span} tokens: give a prompt of that many, "
+        f"or export the prefill for {count}",
+    )
 
 
 def _nll(went: Went, ids: Array) -> float:

@@ -11,14 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from deltafuse.expression_match import ExpressionMatch
-from deltafuse.match import Dims, FuseReport, Match, Pinned, SiteReport, Validity
+from deltafuse.match import Dims, FuseReport, Match, SiteReport, Validity
 from deltafuse.report import dim, roles_text
+from deltafuse.tables_pins import pinned_lines
 
 if TYPE_CHECKING:
     from deltafuse.lint import LintReport
     from deltafuse.probing import Listing, NodeRow, TensorRow
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
+LEFT_OUT = "left out"
 #: Width where the output goes to a file or another program: nothing is wrapped there.
 PIPED_WIDTH = 250
 #: Below this a table is given up for one short block per site.
@@ -54,8 +56,8 @@ def print_fuse(report: FuseReport, screen: Console) -> None:
         _print_sites(report.sites, screen)
     for sentence in sentences(report):
         screen.print(sentence)
-    if report.pinned:
-        screen.print(table(("pinned", "axis", "was", "now"), [_pinned_row(entry) for entry in report.pinned]))
+    for line in pinned_lines(report.pinned):
+        screen.print(line)
     screen.print(summary(report))
 
 
@@ -78,7 +80,7 @@ def _spaced(row: Sequence[str | Text]) -> Iterator[str | Text]:
 
 def site_row(site: SiteReport) -> tuple[str | Text, ...]:
     """One line of the table of sites, a cell for each of `SITE_COLUMNS`."""
-    status = Text(site.status, style=STATUS_STYLES.get(site.status, ""))
+    status = status_text(site)
     match = site.match
     if match is None:
         return (site.name, status, site.rule, *[""] * (len(SITE_COLUMNS) - 3))
@@ -97,6 +99,13 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
         valid_text(match.valid_tokens),
         f"{match.proof.max_error:.1e}",
     )
+
+
+def status_text(site: SiteReport) -> Text:
+    """The status; of a site that could be fused and was not asked for, that."""
+    if site.reason is not None and site.reason.code == "left-out":
+        return Text(LEFT_OUT, style="dim")
+    return Text(site.status, style=STATUS_STYLES.get(site.status, ""))
 
 
 def dims_text(dims: Dims) -> str:
@@ -140,10 +149,6 @@ def _grouped(pairs: Sequence[tuple[_Said, str]]) -> list[tuple[_Said, list[str]]
     for text, name in pairs:
         grouped.setdefault(text, []).append(name)
     return list(grouped.items())
-
-
-def _pinned_row(entry: Pinned) -> tuple[str, ...]:
-    return entry.value, str(entry.axis), entry.was, str(entry.now)
 
 
 def print_listing(listing: Listing, out: TextIO) -> None:
@@ -205,7 +210,8 @@ def print_lint(report: LintReport, screen: Console) -> None:
 
 def summary(report: FuseReport) -> str:
     """The last line: what was done, or why nothing was."""
-    counts = {status: sum(site.status == status for site in report.sites) for status in STATUS_STYLES}
+    statuses = [str(status_text(site)) for site in report.sites]
+    counts = {status: statuses.count(status) for status in (*STATUS_STYLES, LEFT_OUT)}
     found = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no site found"
     spent = report.seconds.get("total", sum(report.seconds.values()))
     if report.exit == 0 and report.output is not None and counts["fused"]:
