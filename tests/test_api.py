@@ -101,7 +101,7 @@ def test_every_option_of_the_command_is_a_keyword(name):
 def test_every_field_of_the_options_is_a_keyword():
     fields = {field.name for field in dataclasses.fields(FuseOptions)}
     assert keywords("fuse") == fields - {"extract"} | {"progress"}
-    writing = {"output", "record", "external_data", "keep_going", "strict", "dry_run"}
+    writing = {"output", "record", "external_data", "keep_going", "strict", "dry_run", "plan"}
     assert keywords("inspect") == fields - writing | {"progress"}
     assert keywords("listing") >= TABLES
 
@@ -121,7 +121,7 @@ def test_every_keyword_reaches_the_run(monkeypatch, tmp_path, name):
         "patterns": [str(tmp_path)], "pin": False, "pins": {"s": 2}, "boundary": "fp32", "signature": "8",
         "allow_bf16_to_fp16": True, "timeout": 3.0, "record": "none", "keep_going": True, "strict": True,
         "dry_run": True, "batch": 2, "output": "out.onnx", "extract": str(tmp_path),
-        "external_data": "copy", "allow_outside": True,
+        "external_data": "copy", "allow_outside": True, "plan": "plan.json",
     }  # fmt: skip
     given = {key: value for key, value in given.items() if key in keywords(name)}
     assert set(given) == keywords(name) - {"model", "progress"}

@@ -28,12 +28,12 @@ def steps(block: str) -> list[str]:
 
 def test_there_are_the_blocks_that_are_tested() -> None:
     # The last two are run where what they export is looked at: tests/test_export_unfused.py.
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
 
 
 def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
-    quick, more, *_ = BLOCKS
-    commands = steps(quick) + steps(more)
+    quick, more, _, plans, *_ = BLOCKS
+    commands = steps(quick) + steps(more) + steps(plans)
     assert len(quick.splitlines()) == 1
     assert [command.split()[0] for command in steps(quick)] == ["fuse"] * 4 + ["cmp"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -74,6 +74,7 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
     assert set(document["sites"][0]) == {
         "name",
         "status",
+        "status_note",
         "rule",
         "form",
         "op",

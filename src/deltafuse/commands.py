@@ -34,6 +34,8 @@ def _fuse(given: argparse.Namespace) -> int:
     if given.model.is_dir():
         from deltafuse import folder_commands
 
+        if given.plan is not None:
+            raise UserError("usage", "--plan is of one model: give the path of a model")
         return folder_commands.fuse(fuse_options(given), given.json)
     from deltafuse import pipeline
 

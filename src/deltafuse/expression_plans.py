@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
+from deltafuse.choosing import Chosen
 from deltafuse.errors import InternalError
 from deltafuse.expression_guard import sizes_read
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
@@ -35,8 +36,7 @@ Planned = tuple[tuple[ExpressionPlan, ...], tuple[SiteReport, ...]]
 
 
 def plan_expressions(
-    options: FuseOptions,
-    target: Target,
+    chosen: Chosen,
     sites: Sequence[ExpressionSite],
     worker: Worker,
     opsets: Mapping[str, int],
@@ -44,13 +44,14 @@ def plan_expressions(
     """Plans and reports of all sites; each class of equal sites is proven once more as it is to be written."""
     plans: list[ExpressionPlan] = []
     reports: list[SiteReport] = []
-    errors: dict[tuple[bytes, str], float] = {}
+    errors: dict[tuple[bytes, str, str], float] = {}
     for site in sites:
-        planned = _plan(options, target, site, opsets.get("", 17))
+        target = chosen.target_of(site.name)
+        planned = _plan(chosen.options, target, site, opsets.get("", 17))
         if isinstance(planned, SiteReport):
             reports.append(planned)
             continue
-        key = (planned.match.class_key, planned.op)
+        key = (planned.match.class_key, planned.op, target.name)
         if key not in errors and site.proven is not None:
             errors[key] = prove_emission(site.pattern, planned, site.proven, worker, opsets)
         match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))

@@ -134,6 +134,8 @@ def plain_parser() -> Parser:
     add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
     add("--strict", action="store_true", help="treat a note as a refusal")
     add("--dry-run", action="store_true", help="do everything but write")
+    plan = "with --dry-run: write what would be done, site by site, for you to edit; without: do what it says"
+    add("--plan", type=Path, metavar="FILE", help=plan)
     add("--version", action="store_true", help="print the version")
     return parser
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deltafuse import classes, drafting, edits, files, outcome, patterns, record, splice, targets
+from deltafuse import classes, drafting, edits, files, outcome, patterns, plan_file, record, splice
 from deltafuse.background import Task
+from deltafuse.choosing import Chosen, of_options
 from deltafuse.drafting import Draft
 from deltafuse.emitted import prove_emitted
 from deltafuse.expression_match import ExpressionPlan
@@ -32,7 +33,6 @@ from deltafuse.reasons import Reason
 from deltafuse.sanity import checked
 from deltafuse.shapes import Shapes
 from deltafuse.sites import Site, prove_sites
-from deltafuse.targets.base import Target
 from deltafuse.trial import Trial
 from deltafuse.wire import Model, no_garbage_collection, scan
 
@@ -91,12 +91,18 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
         InternalError: emitted nodes are not equal to what they replace.
     """
     clock = _Clock(progress)
-    target = targets.get(options.target)
-    if options.output is not None and not options.dry_run:
-        files.check_output(options.output, [options.model])
-    found, draft, reports = _prepare(options, clock, target)
-    report = _report(options, found, draft, reports, clock)
+    for file in ((options.plan,) if options.dry_run else (options.output,)):
+        if file is not None:
+            files.check_output(file, [options.model])
+    chosen = plan_file.chosen_by(options)
+    options = chosen.options
+    found, draft, reports = _prepare(options, clock, chosen)
+    report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
+    if options.plan is not None and options.dry_run and report.exit in (0, 4):
+        plan_file.write_plan(options, reports)
+        apply = f"fuse {options.model} --plan {options.plan} -o OUT"
+        report = replace(report, notes=(*report.notes, f"the plan is {options.plan}; edit it and do it with `{apply}`"))
     if report.exit:
         report = replace(report, sites=outcome.shown(reports))
     elif options.output is not None and not options.dry_run:
@@ -109,10 +115,11 @@ def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
     """Finds, proves and plans, and writes nothing but what ``--extract`` asks for."""
     clock = _Clock(progress)
     extracted: tuple[str, ...] = ()
-    found, draft, reports = _prepare(options, clock, targets.get(options.target))
+    chosen = of_options(options)
+    found, draft, reports = _prepare(options, clock, chosen)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft.plans)
-    report = _report(options, found, draft, reports, clock)
+    report = _report(chosen, found, draft, reports, clock)
     return replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
 
 
@@ -124,11 +131,11 @@ def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> 
 
 
 @bounded
-def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
+def _prepare(options: FuseOptions, clock: _Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
-        found = _find(options, clock, worker, target.ordinary)
-        return found, *_plan(options, clock, worker, found, target)
+        found = _find(options, clock, worker, chosen.ordinary)
+        return found, *_plan(chosen, clock, worker, found)
 
 
 def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
@@ -176,40 +183,42 @@ def _search(
     return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions)
 
 
-def _plan(
-    options: FuseOptions, clock: _Clock, worker: Worker, found: _Found, target: Target
-) -> tuple[Draft, tuple[SiteReport, ...]]:
+def _plan(chosen: Chosen, clock: _Clock, worker: Worker, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
     """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
     model, shapes, opset = found.model, found.shapes, found.model.opset_imports.get("", 17)
-    check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
+    names = [site.name for site in (*found.sites, *found.expressions.sites)]
+    plan_file.check_sites(chosen, names)
+    check_names(chosen.options, names)
     with clock.stage("planning"):
-        planned = [plan_site(options, target, site, opset) for site in found.sites]
-        imports = model.opset_imports
-        ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
+        planned = [
+            plan_site(chosen.options_of(site.name), chosen.target_of(site.name), site, opset) for site in found.sites
+        ]
+        ordinary, others = plan_expressions(chosen, found.expressions.sites, worker, model.opset_imports)
+        chosen.check(ordinary)
         likely = (*(plan for plan in planned if isinstance(plan, Plan)), *ordinary)
-        with Task(lambda: drafting.outline(options, model, shapes, likely, target)) as task:
-            proven, reports = _prove_plans(options, worker, found, planned)
+        with Task(lambda: drafting.outline(chosen, model, shapes, likely)) as task:
+            proven, reports = _prove_plans(chosen, worker, found, planned)
         plans = (*proven, *ordinary)
         # What was refused after all does nothing to the file.
         whole = len(plans) == len(likely)
-        outlined = task.result() if whole else drafting.outline(options, model, shapes, plans, target)
+        outlined = task.result() if whole else drafting.outline(chosen, model, shapes, plans)
     return drafting.draft(model.graph, outlined, plans, (*reports, *others))
 
 
 def _prove_plans(
-    options: FuseOptions, worker: Worker, found: _Found, planned: Sequence[Plan | SiteReport]
+    chosen: Chosen, worker: Worker, found: _Found, planned: Sequence[Plan | SiteReport]
 ) -> tuple[list[Plan], list[SiteReport]]:
     """Proves what is to be written, once for each class of sites and operator."""
     plans: list[Plan] = []
     reports: list[SiteReport] = []
-    errors: dict[tuple[bytes, str], float | Reason] = {}
+    options, errors = chosen.options, dict[tuple[bytes, str, str], float | Reason]()
     opset = found.model.opset_imports.get("", 17)
     notes_on = Notes(found.model)
     for plan in planned:
         if isinstance(plan, SiteReport):
             reports.append(plan)
             continue
-        match, key = plan.match, (plan.match.class_key, plan.op)
+        match, key = plan.match, (plan.match.class_key, plan.op, chosen.target_of(plan.match.name).name)
         if key not in errors:
             trial, tokens = found.trials[match.class_key], pinned_tokens(options, match.dims.tokens)
             errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch)
@@ -225,18 +234,19 @@ def _prove_plans(
 
 
 def _report(
-    options: FuseOptions,
+    chosen: Chosen,
     found: _Found,
     draft: Draft,
     reports: tuple[SiteReport, ...],
     clock: _Clock,
 ) -> FuseReport:
+    options = chosen.options
     gone = sum(len(nodes) for _, nodes in draft.removed)
     after = len(found.model.graph.op) - gone + sum(len(plan.nodes) for plan in draft.plans)
     return FuseReport(
         model=str(options.model),
         output=None if options.output is None else str(options.output),
-        target=options.target,
+        target=chosen.title,
         nodes_before=len(found.file.graph.op),
         nodes_after=after,
         sites=reports,

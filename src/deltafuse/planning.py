@@ -78,9 +78,11 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
 
 def unchosen(options: FuseOptions, name: str) -> str:
     """The option that leaves out a site of this name, "" where none does."""
+    planned = options.plan is not None and not options.dry_run
     if options.sites and not any(fnmatchcase(name, glob) for glob in options.sites):
-        return "--sites"
-    return "--skip-sites" if any(fnmatchcase(name, glob) for glob in options.skip_sites) else ""
+        return "--plan" if planned else "--sites"
+    skipped = any(fnmatchcase(name, glob) for glob in options.skip_sites)
+    return "" if not skipped else "--plan" if planned else "--skip-sites"
 
 
 def _left_out(options: FuseOptions, match: Match) -> str:

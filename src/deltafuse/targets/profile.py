@@ -139,6 +139,7 @@ class Profile:
         requires: packages that run the fused file.
         lint: further rules.
         fixes_batch: whether the number of sequences is written into the fused nodes.
+        runtime: what runs the fused file, where several targets share it; "" for the target's own.
         others: operators that stand for ordinary expressions, which are looked for by default: see
             `deltafuse.expressions.Expression.operator`.
     """
@@ -153,6 +154,7 @@ class Profile:
     requires: tuple[Requirement, ...] = ()
     lint: LintRules = field(default_factory=LintRules)
     fixes_batch: bool = False
+    runtime: str = ""
     others: tuple[Operator, ...] = ()
 
     @property
