@@ -263,7 +263,7 @@ def test_missing_weights_leave_the_site_level(both, which, capsys):
     (paths[which].parent / "weights.bin").unlink()
     report = verify(*paths)
     text = site_level_only(report, "network-data-missing")
-    assert f"{paths[which].parent}/weights.bin is missing: put the weights beside the model" in text
+    assert f"{paths[which].parent}/weights.bin is missing; put the file beside the model" in text
     print_verify(report, console())
     assert f"site level only (network-data-missing): {text}" in " ".join(capsys.readouterr().out.split())
 

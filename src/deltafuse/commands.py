@@ -224,9 +224,34 @@ def _patterns(given: argparse.Namespace) -> int:
 
 
 def _version(given: argparse.Namespace) -> int:
-    from importlib.metadata import version
+    from deltafuse.versions import versions
 
-    return _show(given.json, {"version": version("deltafuse")}, [f"deltafuse {version('deltafuse')}"])
+    found = versions()
+    lines = [f"{name} {version or 'not installed'}" for name, version in found.items()]
+    return _show(given.json, {"version": found["deltafuse"], "versions": found}, lines)
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from deltafuse.doctor import examine
+
+    report = examine(given.target)
+    if given.json:
+        return _show(True, plain_document(report), (), report.exit)
+    from deltafuse.tables_doctor import print_doctor
+
+    print_doctor(report, sys.stdout)
+    return report.exit
+
+
+def _completion(given: argparse.Namespace) -> int:
+    from deltafuse.completion_scripts import install, script
+
+    if given.install:
+        written = [str(path) for path in install(given.shell)]
+        said = [*(f"wrote {path}" for path in written), "open a new shell, and completion is there"]
+        return _show(given.json, {"written": written}, said)
+    text = script(given.shell)
+    return _show(given.json, {"script": text}, text.splitlines())
 
 
 def _show(as_json: bool, document: Document, lines: Sequence[str], exit_code: int = 0) -> int:
@@ -257,4 +282,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "targets": _targets,
     "patterns": _patterns,
     "version": _version,
+    "doctor": _doctor,
+    "completion": _completion,
 }

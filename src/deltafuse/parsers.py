@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
+from deltafuse.completion_scripts import SHELLS
 from deltafuse.errors import UserError
 from deltafuse.options import (
     DEFAULT_TARGET,
@@ -40,7 +41,8 @@ commands (fuse COMMAND --help tells more):
   demo       write two small models to try things on
   lint       look over the fused nodes of any file, write nothing
   targets    list the targets and their limits
-  patterns   list what is looked for"""
+  patterns   list what is looked for
+  doctor     see whether what is installed works, and how to mend it"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -136,7 +138,11 @@ def plain_parser() -> Parser:
     add("--dry-run", action="store_true", help="do everything but write")
     plan = "with --dry-run: write what would be done, site by site, for you to edit; without: do what it says"
     add("--plan", type=Path, metavar="FILE", help=plan)
-    add("--version", action="store_true", help="print the version")
+    add("--version", action="store_true", help="print the versions that a bug report needs")
+    shells = ", ".join(SHELLS)
+    text = f"completion of commands and options for {shells} (default: the shell that runs)"
+    add("--install-completion", nargs="?", metavar="SHELL", help=f"set up {text}")
+    add("--show-completion", nargs="?", metavar="SHELL", help=f"print {text}")
     return parser
 
 
@@ -244,6 +250,14 @@ def targets_parser() -> Parser:
     return _parser("fuse targets", "fuse targets [--json]", text)
 
 
+def doctor_parser() -> Parser:
+    """``fuse doctor``."""
+    text = "See whether what is installed does what fuse and its targets need, and how to mend what does not."
+    parser = _parser("fuse doctor", "fuse doctor [--target NAME] [--json]", text, EXITS)
+    parser.add_argument("--target", metavar="NAME", help="this target alone; what it lacks here is to be mended")
+    return parser
+
+
 def patterns_parser() -> Parser:
     """``fuse patterns``."""
     parser = _parser(
@@ -264,4 +278,5 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "lint": lint_parser,
     "targets": targets_parser,
     "patterns": patterns_parser,
+    "doctor": doctor_parser,
 }
