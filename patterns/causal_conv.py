@@ -188,6 +188,10 @@ _TEXTS = {
 
 class _CausalConv(Expression):
     name = "causal_conv"
+    formula = """\
+joined = {past_state} before {x}, along the tokens
+y_t = sum over i of {weight}_i * joined_(t + i) + {bias}, then SiLU where silu is 1; {y} has them all
+{present_state} = the end of joined"""
     operator = CAUSAL_CONV
     anchors = frozenset({"Conv", "ReduceSum"})
     operators = _OPERATORS

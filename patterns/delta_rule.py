@@ -47,6 +47,13 @@ _TEXTS = {
 
 class _DeltaRule:
     name = "delta_rule"
+    formula = """\
+S = {state}
+for each token t:
+    d = {beta}[t] * ({value}[t] - S^T {key}[t])
+    S = S + {key}[t] d^T
+    out[t] = {scale} S^T {query}[t], which is row t of {out}
+{final_state} = S"""
     decay: Decay = "none"
     anchors = frozenset({"MatMul", "Einsum", "ReduceSum", "FusedMatMul", "Gemm"})
     fence = frozenset({

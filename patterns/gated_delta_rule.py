@@ -148,6 +148,14 @@ _TEXTS = {
 
 class _GatedDeltaRule:
     name = "gated_delta_rule"
+    formula = """\
+S = {state}
+for each token t:
+    S = S * exp({g}[t]), one number a head
+    d = {beta}[t] * ({value}[t] - S^T {key}[t])
+    S = S + {key}[t] d^T
+    out[t] = {scale} S^T {query}[t], which is row t of {out}
+{final_state} = S"""
     decay: Decay = "head"
     anchors = frozenset({"Exp"})
     fence = frozenset({

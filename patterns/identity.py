@@ -31,6 +31,7 @@ _TEXTS = {
 
 class _Identity(Expression):
     name = "identity"
+    formula = "{y} = {x}"
     anchors = frozenset({"Identity"})
     operators = _OPERATORS
     roles = ("x",)

@@ -56,6 +56,14 @@ _TEXTS = {
 
 class _KimiDeltaAttention:
     name = "kimi_delta_attention"
+    formula = """\
+S = {state}
+for each token t:
+    S = S * exp({g}[t]), one number a row of S
+    d = {beta}[t] * ({value}[t] - S^T {key}[t])
+    S = S + {key}[t] d^T
+    out[t] = {scale} S^T {query}[t], which is row t of {out}
+{final_state} = S"""
     decay: Decay = "channel"
     anchors = frozenset({"Exp"})
     fence = frozenset({

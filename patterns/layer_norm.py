@@ -189,6 +189,7 @@ _TEXTS = {
 
 class _LayerNorm(Expression):
     name = "layer_norm"
+    formula = "{y} = ({x} - mean({x})) / sqrt(var({x}) + {eps}) * {scale} + {bias}, over axes from {axis} on"
     anchors = frozenset({"ReduceMean"})
     operators = _OPERATORS
     roles = ("x", "scale", "bias")

@@ -35,6 +35,7 @@ _TEXTS = {
 
 class _MinMaxClip(Expression):
     name = "min_max_clip"
+    formula = "{y} = min(max({x}, {low}), {high})"
     anchors = frozenset({"Min", "Max", "Clip"})
     operators = dict.fromkeys(("Min", "Max", "Clip"), (0, _LONGEST))
     roles = ("x",)

@@ -65,6 +65,7 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
         "pinned",
         "notes",
         "extracted",
+        "operators",
     ]
     assert document["schema"] == 1
     assert document["error"] is None
@@ -86,6 +87,7 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
         "l2norm_eps",
         "valid_tokens",
         "nodes",
+        "emitted",
         "proof",
         "reason",
         "notes",

@@ -17,6 +17,7 @@ from deltafuse.expression_prover import prove_emission
 from deltafuse.expression_sites import ExpressionSite
 from deltafuse.expressions import Expression, Place
 from deltafuse.match import SiteReport
+from deltafuse.operator_counts import emitted_of
 from deltafuse.opset import adapt_all
 from deltafuse.options import FuseOptions
 from deltafuse.planning import left_out, unchosen
@@ -57,7 +58,9 @@ def plan_expressions(
         match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
         plans.append(replace(planned, match=match))
         notes = (*match.notes, *planned.notes)
-        reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes), match.rule))
+        told = emitted_of(planned.nodes)
+        shown = (planned.op, None, notes, len(match.nodes), match.rule, told)
+        reports.append(SiteReport(match.name, "fused", match, *shown))
     return tuple(plans), tuple(reports)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -211,6 +212,7 @@ class SiteReport:
 
     Attributes:
         rule: of a site of an ordinary expression, where there may be no match to tell it; else "".
+        emitted: operator -> how many nodes of it stand in the site's place.
     """
 
     name: str
@@ -221,11 +223,16 @@ class SiteReport:
     notes: tuple[str, ...] = ()
     nodes: int = 0
     rule: str = ""
+    emitted: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)
 class FuseReport:
-    """What a fuse or inspect run found and did."""
+    """What a fuse or inspect run found and did.
+
+    Attributes:
+        operators: operator -> nodes of it before and after, of the main graph.
+    """
 
     model: str
     output: str | None
@@ -238,3 +245,4 @@ class FuseReport:
     seconds: dict[str, float]
     exit: int
     extracted: tuple[str, ...] = field(default=())
+    operators: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])

@@ -98,8 +98,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     _add_outside(parser)
 
 
-def _add_search(parser: argparse.ArgumentParser) -> None:
-    """Options that say what to look for and for whom: shared by the plain form and inspect."""
+def _add_search(parser: argparse.ArgumentParser, *, detail: bool = False) -> None:
+    """Options that say what to look for and for whom: shared by the plain form and inspect, which shows details."""
     add = parser.add_argument
     add("model", metavar="MODEL", type=Path, help="the ONNX file to read, or a folder of them; never written")
     target = "whom to fuse for, or the path of a target file of your own (default: %(default)s)"
@@ -108,7 +108,11 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add("--boundary", choices=get_args(Boundary), help=boundary)
     add("--signature", metavar="VERSION", help="an older signature of the operators, see `fuse targets`")
     add("--form", choices=get_args(Form), help="only sites written in this form")
-    _add_list(parser, "GLOB", "only sites whose name fits, e.g. 'layers.1?'", "--sites", "--site")
+    plain = () if detail else ("--site",)
+    _add_list(parser, "GLOB", "only sites whose name fits, e.g. 'layers.1?'", "--sites", *plain)
+    if detail:
+        text = "show these sites in detail: operands, proof, the rule in the model's own names; repeatable"
+        add("--site", dest="detail", action="append", default=[], metavar="GLOB", help=text)
     _add_list(parser, "GLOB", "but not these sites", "--skip-sites")
     rules = "only these patterns, those that are off by default too: see `fuse patterns`; give them after MODEL"
     add("--rules", nargs="+", action="extend", default=[], metavar="NAME", help=rules)
@@ -149,10 +153,11 @@ def plain_parser() -> Parser:
 def inspect_parser() -> Parser:
     """``fuse inspect MODEL``."""
     parser = _parser("fuse inspect", "fuse inspect MODEL [options]", "Show the sites of a model; write nothing.", EXITS)
-    _add_search(parser)
+    _add_search(parser, detail=True)
     add = parser.add_argument
     _add_outside(parser)
     add("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
+    add("--netron", action="store_true", help="open the first site, before and after, in netron (extra `netron`)")
     forced = " or ".join(get_args(Operator))
     tables = parser.add_argument_group(
         "tables of any model",

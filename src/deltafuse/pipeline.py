@@ -23,6 +23,7 @@ from deltafuse.inlining import Inlined, inlined
 from deltafuse.limits import bounded
 from deltafuse.match import FuseReport, Match, Plan, SiteReport
 from deltafuse.notes import Notes
+from deltafuse.operator_counts import emitted_of, operators_of
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
 from deltafuse.patterns import Pattern
@@ -166,9 +167,9 @@ def _search(
         with clock.stage("finding and proving"):
             finder = Finder(model, kinds, shapes, family[0], tuple(candidates))
 
-            def advance(candidate: Candidate) -> None:
+            def advance(candidate: Candidate, finder: Finder = finder, before: int = len(candidates)) -> None:
                 candidates.append(candidate)
-                clock.progress.note(candidate.name)
+                clock.progress.advance(len(candidates) - before, len(finder.places))
 
             more, proven = prove_sites(model, kinds, shapes, family, worker, finder, advance)
             if not sites:
@@ -229,7 +230,8 @@ def _prove_plans(
         match = replace(match, proof=replace(match.proof, emitted_error=error))
         plans.append(replace(plan, match=match))
         notes = (*match.notes, *plan.notes, *notes_on.of(match))
-        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes)))
+        told = emitted_of(plan.nodes)
+        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes), emitted=told))
     return plans, reports
 
 
@@ -257,6 +259,7 @@ def _report(
         ),
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),
+        operators=operators_of(found.file, found.model, draft),
     )
 
 

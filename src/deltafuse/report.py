@@ -74,6 +74,10 @@ def fuse_document(report: FuseReport) -> Document:
         "pinned": [dataclasses.asdict(pinned) for pinned in report.pinned],
         "notes": list(report.notes),
         "extracted": list(report.extracted),
+        "operators": {
+            op: {"before": before, "after": after, "change": after - before}
+            for op, (before, after) in report.operators.items()
+        },
     }
 
 
@@ -90,6 +94,7 @@ def site_document(site: SiteReport) -> Document:
         "op": site.op,
         **known,
         "nodes": site.nodes,
+        "emitted": dict(site.emitted),
         "reason": None if reason is None else reason_document(reason),
         "notes": list(site.notes),
     }

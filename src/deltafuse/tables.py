@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
 LEFT_OUT = "left out"
+#: How many operators are told of whose number changed.
+OPERATORS = 8
 #: Width where the output goes to a file or another program: nothing is wrapped there.
 PIPED_WIDTH = 250
 #: Below this a table is given up for one short block per site.
@@ -31,7 +33,7 @@ _Said = TypeVar("_Said")
 SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "dims", "scale", "l2 norm", "tokens", "error")
 
 TENSOR_COLUMNS = ("tensor", "dtype", "shape", "bytes", "written by", "readers", "external data")
-NODE_COLUMNS = ("node", "operator", "name", "inputs", "outputs")
+NODE_COLUMNS = ("node", "operator", "name", "inputs", "outputs", "shapes")
 
 
 def console() -> Console:
@@ -50,12 +52,19 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]], title: 
     return grid
 
 
-def print_fuse(report: FuseReport, screen: Console) -> None:
-    """The report of ``fuse`` and ``inspect``."""
-    if report.sites:
+def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> None:
+    """The report of ``fuse`` and ``inspect``; as a tree on terminals only, since its lines get in the way of grep."""
+    if tree and screen.is_terminal and report.sites:
+        from deltafuse.tables_sites import print_tree
+
+        print_tree(report, screen)
+    elif report.sites:
         _print_sites(report.sites, screen)
-    for sentence in sentences(report):
+    for sentence in sentences(report, reasons=not (tree and screen.is_terminal)):
         screen.print(sentence)
+    if report.output is not None and not report.exit:
+        for line in columns(("operator", "before", "after", "change"), _changes(report)):
+            screen.print(line)
     for line in pinned_lines(report.pinned):
         screen.print(line)
     screen.print(summary(report))
@@ -126,14 +135,22 @@ def valid_text(valid: Validity | None) -> str:
     return str(valid.low) if valid.low == valid.high else f"{valid.low}..{valid.high}"
 
 
-def sentences(report: FuseReport) -> Iterator[str]:
+def _changes(report: FuseReport) -> list[tuple[str, ...]]:
+    """The operators whose number changed most."""
+    counts = [(op, before, after) for op, (before, after) in report.operators.items() if before != after]
+    changed = [(op, str(before), str(after), f"{after - before:+d}") for op, before, after in counts]
+    more = len(changed) - OPERATORS
+    return changed if more <= 0 else [*changed[:OPERATORS], (f"{more} more", "", "", "see --json")]
+
+
+def sentences(report: FuseReport, *, reasons: bool = True) -> Iterator[str]:
     """Reasons, each with its fix, then notes; one that several sites share is said once."""
-    reasons = [
+    refused = [
         ((site.reason.what, site.reason.fix), f"{site.name} ({site.reason.code})")
         for site in report.sites
-        if site.reason is not None
+        if reasons and site.reason is not None
     ]
-    for (what, fix), names in _grouped(reasons):
+    for (what, fix), names in _grouped(refused):
         yield f"{', '.join(names)}: {what}"
         if fix:
             yield f"  fix: {fix}"
@@ -184,7 +201,7 @@ def _rows(listing: Listing) -> Iterator[tuple[str, Sequence[object]]]:
 
 
 def _tensor_row(row: TensorRow) -> tuple[str, ...]:
-    shape = "?" if row.shape is None else f"[{', '.join('?' if size is None else str(size) for size in row.shape)}]"
+    shape = _shape(row.shape)
     written = row.kind if row.producer is None else f"{row.producer} {row.producer_op}"
     where = "" if row.location is None else f"{row.location} at {row.offset}"
     size = "" if row.bytes is None else str(row.bytes)
@@ -192,9 +209,14 @@ def _tensor_row(row: TensorRow) -> tuple[str, ...]:
     return row.name, row.dtype or "?", shape, size, written, readers, where
 
 
+def _shape(shape: tuple[int | str | None, ...] | None) -> str:
+    return "?" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
 def _node_row(row: NodeRow) -> tuple[str, ...]:
     op = f"{row.domain}.{row.op}" if row.domain else row.op
-    return str(row.index), op, row.name, ", ".join(row.inputs), ", ".join(row.outputs)
+    shapes = ", ".join(map(_shape, row.shapes or ()))
+    return str(row.index), op, row.name, ", ".join(row.inputs), ", ".join(row.outputs), shapes
 
 
 def print_lint(report: LintReport, screen: Console) -> None:
