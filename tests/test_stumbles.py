@@ -124,7 +124,7 @@ def test_an_axis_without_a_name_is_told_as_such() -> None:
         (b"# deltafuse\n\nLinear attention", "a text that begins with '# deltafuse'"),
         (b'{"a": 1}', "JSON"),
         (b"\n<!DOCTYPE html><html>", "a web page"),
-        (gzip.compress(b"x"), "gzip"),
+        (gzip.compress(b"x", mtime=0), "gzip"),
         (b"GGUF\x03\x00", "GGUF"),
         (b"\x1c\x00\x00\x00TFL3", "a TFLite model"),
         (b'\x10\x00\x00\x00\x00\x00\x00\x00{"a":', "safetensors"),
