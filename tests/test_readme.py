@@ -17,12 +17,12 @@ BLOCKS = [block.text for block in blocks("README.md", "bash")]
 
 
 def test_there_are_the_blocks_that_are_tested() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
 
 
 def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
-    quick, more, *_ = BLOCKS
-    commands = steps(quick) + steps(more)
+    quick, more, _, plans, *_ = BLOCKS
+    commands = steps(quick) + steps(more) + steps(plans)
     assert len(quick.splitlines()) == 1
     assert [command.split()[0] for command in steps(quick)] == ["fuse"] * 4 + ["cmp"]
     done = run(commands, tmp_path)

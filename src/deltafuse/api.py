@@ -45,6 +45,10 @@ def _paths(given: AnyPath | Sequence[AnyPath]) -> tuple[Path, ...]:
     return (Path(given),) if isinstance(given, str | PathLike) else tuple(map(Path, given))
 
 
+def _path(given: AnyPath | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
 class _Choices(TypedDict):
     sites: tuple[str, ...]
     skip_sites: tuple[str, ...]
@@ -93,24 +97,24 @@ def fuse(
     keep_going: bool = False,
     strict: bool = False,
     dry_run: bool = False,
+    plan: AnyPath | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Finds the sites of a model, proves them and writes the fused model, as ``fuse MODEL -o OUT`` does.
 
-    The keywords are described at `FuseOptions`; `pins` is a mapping from symbol to size. The output is written where
-    one is given and the report's ``exit`` is 0; it is 3 where no site matched, 4 where some are refused.
+    The keywords are described at `FuseOptions`; `pins` maps symbols to sizes. The output is written where one is given
+    and the report's ``exit`` is 0; it is 3 where no site matched, 4 where some are refused.
 
-        >>> report = deltafuse.fuse("prefill.onnx", "prefill-fused.onnx", pins={"seq_len": 128})
-        >>> report.exit, [site.name for site in report.sites if site.status == "fused"]
-        (0, ['layers.0', 'layers.1'])
+        >>> deltafuse.fuse("prefill.onnx", "prefill-fused.onnx", pins={"seq_len": 128}).exit
+        0
     """
     from deltafuse import pipeline
 
     options = FuseOptions(
         Path(model),
-        None if output is None else Path(output),
+        _path(output),
         target=target,
         form=form,
         op=op,
@@ -128,6 +132,7 @@ def fuse(
         keep_going=keep_going,
         strict=strict,
         dry_run=dry_run,
+        plan=_path(plan),
     )
     return pipeline.fuse(options, progress or SilentProgress())
 
@@ -179,7 +184,7 @@ def inspect(
         allow_bf16_to_fp16=allow_bf16_to_fp16,
         allow_outside=allow_outside,
         timeout=timeout,
-        extract=None if extract is None else Path(extract),
+        extract=_path(extract),
     )
     return pipeline.inspect(options, progress or SilentProgress())
 

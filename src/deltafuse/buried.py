@@ -16,7 +16,7 @@ from deltafuse.wire import Model
 TEXTS.update(
     {
         "inside-body": "what may be a delta rule lies inside {node} ({op}), and only what lies in the main graph is "
-        "replaced: inline the function, unroll the loop or export the branch that is taken",
+        "replaced; inline the function, unroll the loop or export the branch that is taken",
     }
 )
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 
 from deltafuse import splice
 from deltafuse.adjusting import Adjustments, adjust
-from deltafuse.expression_match import ExpressionPlan
+from deltafuse.choosing import Chosen
 from deltafuse.graph import Graph
 from deltafuse.match import SiteReport
-from deltafuse.options import FuseOptions
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
-from deltafuse.targets.base import Target
 from deltafuse.wire import Model
 
 
@@ -41,17 +39,14 @@ class Draft:
     changes: Adjustments
 
 
-def outline(
-    options: FuseOptions, model: Model, shapes: Shapes, plans: Sequence[splice.AnyPlan], target: Target
-) -> Outline:
+def outline(chosen: Chosen, model: Model, shapes: Shapes, plans: Sequence[splice.AnyPlan]) -> Outline:
     """What plans, once they are proven, do to the file; a site one of whose results would be written twice is none.
 
     Args:
-        options: what is pinned.
+        chosen: what is pinned, and what each site is written for.
         model: in topological order.
         shapes: its engine, with the outputs of the sites defined.
         plans: of its sites.
-        target: what they are written for.
     """
     graph = model.graph
     removed = splice.removed_by(graph, plans)
@@ -61,12 +56,11 @@ def outline(
         removed = splice.removed_by(graph, plans)
     if not plans:
         return Outline(stuck, removed, Adjustments())
+    options = chosen.options
     seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
     dead = frozenset(node for _, nodes in removed for node in nodes)
-    # An ordinary expression is written in the operators that the file has.
-    own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset is not None for plan in plans)
-    opset = target.opset if own else None
-    return Outline(stuck, removed, adjust(model, shapes, dead, opset, seeds, dict(options.pins)))
+    opsets = tuple(dict.fromkeys(opset for plan in plans if (opset := chosen.opset_of(plan)) is not None))
+    return Outline(stuck, removed, adjust(model, shapes, dead, opsets, seeds, dict(options.pins)))
 
 
 def draft(

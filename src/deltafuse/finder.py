@@ -254,9 +254,9 @@ def _names(graph: Graph, cores: Sequence[list[int]], taken: Sequence[str]) -> li
     return [f"site.{index}" for index in range(len(taken), len(taken) + len(cores))]
 
 
-def layer_of(graph: Graph, first: int) -> str:
-    """The layer that the exporter's names or metadata put a node in (``layers.3``), or ""."""
-    node = graph.node(first)
+def layer_of(graph: Graph, number: int) -> str:
+    """The layer that the exporter's names or metadata put a node in, e.g. ``layers.3``, or ""."""
+    node = graph.node(number)
     texts = [
         node.name,
         *node.output,

@@ -25,16 +25,17 @@ from deltafuse.search import Fit, Setting, assigned, search
 
 TEXTS.update(
     {
-        "activation-inside": "the activation {op} ({node}) is computed from values inside the site: no delta "
-        "rule has one",
+        "activation-inside": "the activation {op} ({node}) is computed from values inside the site: no delta rule has "
+        "one; move the activation before the rule or behind it, if a delta rule is meant",
         "beta-missing": "nothing scales the delta: beta is one everywhere; give the model a beta of ones",
-        "transposed-state": "the delta is read along the other axis of the state",
+        "transposed-state": "the delta is read along the other axis of the state; transpose the state where the delta "
+        "is read, if the delta rule is meant",
         "tokens-dropped": "the output is the rule's for the first {tokens} tokens and zero for later ones: a chunk is "
-        "dropped",
-        "inverse-short": "the last of each {tokens} tokens is not corrected by the others: the triangular inverse of a "
-        "chunk lacks a row",
-        "first-tokens-only": "the output is the rule's for the first {tokens} tokens and something else from there on: "
-        "compare how chunks follow each other, and their masks and inverse",
+        "dropped; trace the export with at least as many tokens as are fed, or mend how chunks are counted",
+        "inverse-short": "the last of each {tokens} tokens is not corrected by the others: the triangular inverse of "
+        "a chunk lacks a row; give the inverse as many rows as the chunk has tokens",
+        "first-tokens-only": "the output is the rule's for the first {tokens} tokens and something else from there "
+        "on; compare how chunks follow each other, and their masks and inverse",
     }
 )
 

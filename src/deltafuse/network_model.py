@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deltafuse.errors import UserError
@@ -17,12 +17,16 @@ from deltafuse.wire import Model, scan
 
 TEXTS.update(
     {
-        "network-data-missing": "{path}: {error}",
-        "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte {end} "
-        "in it: copy the file again",
+        "network-data-missing": "{path}: {error}; put the file beside the model, or take --level site, which needs no "
+        "weights",
+        "network-data-outside": "{path} has weights outside of its folder, where onnxruntime reads none; move them "
+        "into the folder and save the model again, or take --level site",
+        "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte "
+        "{end} in it; copy the file again",
         "network-foreign-operator": "{path} has {count} Custom nodes that are none of ours (the first: {node}, of type "
         "{type}), which onnxruntime cannot run; give a file that lowers them with --lowering",
-        "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}",
+        "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}; look the file over with "
+        "fuse lint, and fuse the model again",
     }
 )
 
@@ -59,12 +63,14 @@ def obstacle(model: Model, foreign: Foreign | None = None) -> Reason | None:
         at = {"path": model.path, "count": len(others), "node": name, "type": kind or "none"}
         return Reason("network-foreign-operator", at)
     try:
-        files = data_files(model)
+        files = data_files(replace(model, allow_outside=False))
     except UserError as error:
+        if error.code == "outside-folder":
+            return Reason("network-data-outside", {"path": model.path})
         return Reason("network-data-missing", {"path": model.path, "error": str(error)})
     missing = [str(path) for path in files.values() if not path.is_file()]
     if missing:
-        text = f"the external data file {missing[0]} is missing: put the weights beside the model"
+        text = f"the external data file {missing[0]} is missing"
         return Reason("network-data-missing", {"path": model.path, "error": text})
     return _short(model, files)
 

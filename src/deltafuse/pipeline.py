@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deltafuse import classes, drafting, edits, files, outcome, patterns, record, splice, targets
+from deltafuse import classes, drafting, edits, files, outcome, patterns, plan_file, record, splice
 from deltafuse.background import Task
+from deltafuse.choosing import Chosen, of_options
+from deltafuse.clock import Clock
 from deltafuse.drafting import Draft
 from deltafuse.emitted import prove_emitted
 from deltafuse.evidence import Evidence
@@ -23,16 +23,17 @@ from deltafuse.inlining import Inlined, inlined
 from deltafuse.limits import bounded
 from deltafuse.match import FuseReport, Match, Plan, SiteReport
 from deltafuse.notes import Notes
+from deltafuse.operator_counts import emitted_of, operators_of
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
 from deltafuse.patterns import Pattern
+from deltafuse.pin_names import check_pins
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
 from deltafuse.sanity import checked
 from deltafuse.shapes import Shapes
 from deltafuse.sites import Site, prove_sites
-from deltafuse.targets.base import Target
 from deltafuse.trial import Trial
 from deltafuse.wire import Model, no_garbage_collection, scan
 
@@ -67,23 +68,6 @@ class _Found:
     candidates: Mapping[str, Candidate]
 
 
-class _Clock:
-    """Seconds by stage, and the stage shown to the user."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Generator[None]:
-        self.progress.start(name)
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 3)
-
-
 @no_garbage_collection()
 def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     """Fuses a model; see `FuseOptions`. Nothing is written unless the report's exit is 0.
@@ -92,14 +76,20 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
         UserError: the file, an option or the output cannot be used as they are.
         InternalError: emitted nodes are not equal to what they replace.
     """
-    clock = _Clock(progress)
-    target = targets.get(options.target)
-    if options.output is not None and not options.dry_run:
-        files.check_output(options.output, [options.model])
+    clock = Clock(progress)
+    for file in ((options.plan,) if options.dry_run else (options.output,)):
+        if file is not None:
+            files.check_output(file, [options.model])
     _check_page(options)
-    found, draft, reports = _prepare(options, clock, target)
-    report = _report(options, found, draft, reports, clock)
+    chosen = plan_file.chosen_by(options)
+    options = chosen.options
+    found, draft, reports = _prepare(options, clock, chosen)
+    report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
+    if options.plan is not None and options.dry_run and report.exit in (0, 4):
+        plan_file.write_plan(options, reports)
+        apply = f"fuse {options.model} --plan {options.plan} -o OUT"
+        report = replace(report, notes=(*report.notes, f"the plan is {options.plan}; edit it and do it with `{apply}`"))
     if report.exit:
         report = replace(report, sites=outcome.shown(reports))
     elif options.output is not None and not options.dry_run:
@@ -110,13 +100,14 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
 @no_garbage_collection()
 def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
     """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for."""
-    clock = _Clock(progress)
+    clock = Clock(progress)
     _check_page(options)
     extracted: tuple[str, ...] = ()
-    found, draft, reports = _prepare(options, clock, targets.get(options.target))
+    chosen = of_options(options)
+    found, draft, reports = _prepare(options, clock, chosen)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft.plans)
-    report = _report(options, found, draft, reports, clock)
+    report = _report(chosen, found, draft, reports, clock)
     report = replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
     return _show(options, clock, found, draft, report)
 
@@ -127,7 +118,7 @@ def _check_page(options: FuseOptions) -> None:
         files.check_output(options.html, [options.model, *([options.output] if options.output else [])])
 
 
-def _show(options: FuseOptions, clock: _Clock, found: _Found, draft: Draft, report: FuseReport) -> FuseReport:
+def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport) -> FuseReport:
     """Writes the page where one is asked for."""
     if options.html is None:
         return report
@@ -148,17 +139,19 @@ def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> 
 
 
 @bounded
-def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
+def _prepare(options: FuseOptions, clock: Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
-        found = _find(options, clock, worker, target.ordinary)
-        return found, *_plan(options, clock, worker, found, target)
+        found = _find(options, clock, worker, chosen.ordinary)
+        return found, *_plan(chosen, clock, worker, found)
 
 
-def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
+def _find(options: FuseOptions, clock: Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None, operators)
         file = checked(scan(options.model, allow_outside=options.allow_outside))
+        if options.pins:
+            check_pins(options.pins, Shapes(file))
     found = _search(file, Inlined(file), rules, clock, worker)
     recurrences = [rule for rule in rules if not isinstance(rule, Expression)]
     while base := inlined(found.base, found.model, found.order, found.kinds, recurrences, found.sites):
@@ -167,7 +160,7 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[
 
 
 def _search(
-    file: Model, base: Inlined, rules: Sequence[Pattern | Expression], clock: _Clock, worker: Worker
+    file: Model, base: Inlined, rules: Sequence[Pattern | Expression], clock: Clock, worker: Worker
 ) -> _Found:
     with clock.stage("scanning"):
         model, order = in_order(base.model)
@@ -181,9 +174,9 @@ def _search(
         with clock.stage("finding and proving"):
             finder = Finder(model, kinds, shapes, family[0], tuple(candidates))
 
-            def advance(candidate: Candidate) -> None:
+            def advance(candidate: Candidate, finder: Finder = finder, before: int = len(candidates)) -> None:
                 candidates.append(candidate)
-                clock.progress.note(candidate.name)
+                clock.progress.advance(len(candidates) - before, len(finder.places))
 
             more, proven = prove_sites(model, kinds, shapes, family, worker, finder, advance)
             if not sites:
@@ -199,40 +192,42 @@ def _search(
     return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions, named)
 
 
-def _plan(
-    options: FuseOptions, clock: _Clock, worker: Worker, found: _Found, target: Target
-) -> tuple[Draft, tuple[SiteReport, ...]]:
+def _plan(chosen: Chosen, clock: Clock, worker: Worker, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
     """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
     model, shapes, opset = found.model, found.shapes, found.model.opset_imports.get("", 17)
-    check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
+    names = [site.name for site in (*found.sites, *found.expressions.sites)]
+    plan_file.check_sites(chosen, names)
+    check_names(chosen.options, names)
     with clock.stage("planning"):
-        planned = [plan_site(options, target, site, opset) for site in found.sites]
-        imports = model.opset_imports
-        ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
+        planned = [
+            plan_site(chosen.options_of(site.name), chosen.target_of(site.name), site, opset) for site in found.sites
+        ]
+        ordinary, others = plan_expressions(chosen, found.expressions.sites, worker, model.opset_imports)
+        chosen.check(ordinary)
         likely = (*(plan for plan in planned if isinstance(plan, Plan)), *ordinary)
-        with Task(lambda: drafting.outline(options, model, shapes, likely, target)) as task:
-            proven, reports = _prove_plans(options, worker, found, planned)
+        with Task(lambda: drafting.outline(chosen, model, shapes, likely)) as task:
+            proven, reports = _prove_plans(chosen, worker, found, planned)
         plans = (*proven, *ordinary)
         # What was refused after all does nothing to the file.
         whole = len(plans) == len(likely)
-        outlined = task.result() if whole else drafting.outline(options, model, shapes, plans, target)
+        outlined = task.result() if whole else drafting.outline(chosen, model, shapes, plans)
     return drafting.draft(model.graph, outlined, plans, (*reports, *others))
 
 
 def _prove_plans(
-    options: FuseOptions, worker: Worker, found: _Found, planned: Sequence[Plan | SiteReport]
+    chosen: Chosen, worker: Worker, found: _Found, planned: Sequence[Plan | SiteReport]
 ) -> tuple[list[Plan], list[SiteReport]]:
     """Proves what is to be written, once for each class of sites and operator."""
     plans: list[Plan] = []
     reports: list[SiteReport] = []
-    errors: dict[tuple[bytes, str], float | Reason] = {}
+    options, errors = chosen.options, dict[tuple[bytes, str, str], float | Reason]()
     opset = found.model.opset_imports.get("", 17)
     notes_on = Notes(found.model)
     for plan in planned:
         if isinstance(plan, SiteReport):
             reports.append(plan)
             continue
-        match, key = plan.match, (plan.match.class_key, plan.op)
+        match, key = plan.match, (plan.match.class_key, plan.op, chosen.target_of(plan.match.name).name)
         if key not in errors:
             trial, tokens = found.trials[match.class_key], pinned_tokens(options, match.dims.tokens)
             errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch)
@@ -243,23 +238,25 @@ def _prove_plans(
         match = replace(match, proof=replace(match.proof, emitted_error=error))
         plans.append(replace(plan, match=match))
         notes = (*match.notes, *plan.notes, *notes_on.of(match))
-        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes)))
+        told = emitted_of(plan.nodes)
+        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes), emitted=told))
     return plans, reports
 
 
 def _report(
-    options: FuseOptions,
+    chosen: Chosen,
     found: _Found,
     draft: Draft,
     reports: tuple[SiteReport, ...],
-    clock: _Clock,
+    clock: Clock,
 ) -> FuseReport:
+    options = chosen.options
     gone = sum(len(nodes) for _, nodes in draft.removed)
     after = len(found.model.graph.op) - gone + sum(len(plan.nodes) for plan in draft.plans)
     return FuseReport(
         model=str(options.model),
         output=None if options.output is None else str(options.output),
-        target=options.target,
+        target=chosen.title,
         nodes_before=len(found.file.graph.op),
         nodes_after=after,
         sites=reports,
@@ -270,11 +267,12 @@ def _report(
         ),
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),
+        operators=operators_of(found.file, found.model, draft),
     )
 
 
 def _write(
-    output: Path, options: FuseOptions, clock: _Clock, found: _Found, draft: Draft, report: FuseReport
+    output: Path, options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport
 ) -> FuseReport:
     with clock.stage("writing"):
         changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)

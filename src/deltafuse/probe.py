@@ -26,7 +26,8 @@ __all__ = ["Cut", "Session", "Worker", "backward_slice", "cut_model", "to_double
 
 TEXTS.update(
     {
-        "cut-open": "the value {value} is computed from outside the site; the site cannot be run on its own",
+        "cut-open": "the value {value} is computed from outside the site, so that the site cannot be run on its own; "
+        "compute the value outside of the layer, or make it an input of the graph",
         "sparse-constant": "the constant {value} is a sparse tensor, which is not read; store it as a plain one",
         "cut-type-unknown": "the element type of {value} is not known; run onnx shape inference on the model first",
     }

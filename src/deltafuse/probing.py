@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -76,6 +76,7 @@ class NodeRow:
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    shapes: tuple[tuple[int | str | None, ...] | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
     if wanted_tensors is not None:
         found_tensors = _tensors(model, wanted_tensors, notes)
     if wanted_nodes is not None or ops:
-        found_nodes = tuple(_nodes(graph, wanted_nodes or re.compile(""), ops))
+        found_nodes = _with_shapes(model, tuple(_nodes(graph, wanted_nodes or re.compile(""), ops)), notes)
         counted = Counter(title(row.op, row.domain) for row in found_nodes)
         exact = {op: 0 for op in ops if not set(op) & set("*?[") and op not in counted}
         counts = dict(counted.most_common()) | exact
@@ -159,6 +160,22 @@ def _nodes(graph: Graph, wanted: re.Pattern[str], ops: Sequence[str]) -> Iterato
         outputs = tuple(map(graph.name, graph.node_outputs[index]))
         if wanted.search(name or next(filter(None, outputs), "")):
             yield NodeRow(index, name, *key, tuple(map(graph.name, graph.node_inputs[index])), outputs)
+
+
+def _with_shapes(model: Model, rows: tuple[NodeRow, ...], notes: list[str]) -> tuple[NodeRow, ...]:
+    """Rows with the shapes of their outputs, where that is cheap."""
+    graph = model.graph
+    if len(rows) > _MANY_TENSORS and len(graph.op) > _MANY_NODES:
+        notes.append(f"shapes of {len(rows)} nodes' outputs were not inferred: list fewer with --nodes REGEX")
+        return rows
+    shapes = Shapes(model)
+    known = {row.index: [shapes.shape(value) for value in graph.node_outputs[row.index]] for row in rows}
+    return tuple(
+        replace(
+            row, shapes=tuple(None if one is None else tuple(_size(shapes, d) for d in one) for one in known[row.index])
+        )
+        for row in rows
+    )
 
 
 def _tensors(model: Model, wanted: re.Pattern[str], notes: list[str]) -> tuple[TensorRow, ...]:

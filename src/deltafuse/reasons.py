@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: code -> text; ``{name}`` is filled from the reason's arguments. Each text says what to do next.
+#: code -> text; ``{name}`` is filled from the reason's arguments. Each text says what is the matter and, after the last
+#: semicolon, what to do next: "the mask is upside down; turn it".
 TEXTS: dict[str, str] = {}
+_BEFORE_FIX = "; "
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,15 @@ class Reason:
     def text(self) -> str:
         """What to show the user."""
         return TEXTS[self.code].format(**self.args)
+
+    @property
+    def what(self) -> str:
+        """What is the matter: the text without the fix."""
+        before, _, _ = TEXTS[self.code].rpartition(_BEFORE_FIX)
+        return before.format(**self.args) or self.text
+
+    @property
+    def fix(self) -> str:
+        """What to do next; "" where the text, which may be that of a user's own pattern, does not say."""
+        _, mark, fix = TEXTS[self.code].rpartition(_BEFORE_FIX)
+        return fix.format(**self.args) if mark else ""

@@ -54,7 +54,7 @@ def changes_of(
         if not plan.nodes:
             continue
         before = _place(graph, plan.match)
-        nodes = renamed.apply(_nodes(plan, adjustments))
+        nodes = renamed.apply(adapted_nodes(plan, adjustments))
         inserted.append(Insertion(plan.match.name, before, nodes, _fresh(graph, plan)))
         early = [node for node in _early_readers(graph, plan.match, before) if node not in gone]
         if not rewritten.keys() & set(early):
@@ -71,7 +71,8 @@ def changes_of(
     return changes if order is None else _renumbered(changes, order)
 
 
-def _nodes(plan: AnyPlan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...]:
+def adapted_nodes(plan: AnyPlan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...]:
+    """A plan's nodes as they are written: for the opset that the file will import."""
     new = adapted(plan, adjustments.opsets)
     if isinstance(new, Reason):
         raise InternalError(f"the nodes emitted for {plan.match.name} have no form at the raised opset: {new.text}")

@@ -41,8 +41,8 @@ __all__ = ["Checked", "Finding", "NetworkReport", "Rounding", "SiteVerdict", "Ve
 
 #: Why whole models cannot be compared here, whatever they are fed with: the site level is then all there is.
 OBSTACLES = frozenset({
-    "network-data-missing", "network-data-short", "network-foreign-operator", "network-operator-missing",
-    "network-silent",
+    "network-data-missing", "network-data-outside", "network-data-short", "network-foreign-operator",
+    "network-operator-missing", "network-silent",
 })  # fmt: skip
 
 
@@ -104,6 +104,7 @@ class Settings:
         bars: what the user sets in place of the table in `deltafuse.verify_bars`.
         progress: told about stages.
         foreign: what lowers Custom nodes of other tools.
+        allow_outside: take data that lies outside of a model's folder.
     """
 
     level: Level = "all"
@@ -113,6 +114,7 @@ class Settings:
     bars: Overrides = field(default_factory=Overrides)
     progress: Progress = field(default_factory=SilentProgress)
     foreign: Foreign | None = None
+    allow_outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     """Compares the files of one graph; see `verify`."""
     _check_options(settings.level, settings.inputs, (unfused, fused))
     settings.progress.start("comparing")
-    (before, _), (after, _) = in_order(scan(unfused)), in_order(scan(fused))
+    before, after = (in_order(scan(path, allow_outside=settings.allow_outside))[0] for path in (unfused, fused))
     difference = compare(before, after)
     if difference == Difference((), ()):
         raise UserError(

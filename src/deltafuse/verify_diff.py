@@ -28,14 +28,22 @@ TEXTS.update(
     {
         "changed-outside": "{count} nodes outside of any fused site differ from the unfused file, the first writes "
         "{value}; undo that edit, or compare with an unfused file that has it too",
-        "missing-value": "{value} is read but nothing writes it in the fused file",
-        "changed-source": "{value} is not written by what wrote it in the unfused file",
-        "written-twice": "{value} is written by more than one node of the fused file",
-        "changed-initializer": "the initializer {value} is not the same in both files",
-        "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one",
-        "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}",
-        "changed-functions": "the model's local functions differ",
-        "site-unread": "nothing reads the results of the fused site {site}",
+        "missing-value": "{value} is read but nothing writes it in the fused file; fuse the unfused file again: an "
+        "edit took the node away that wrote it",
+        "changed-source": "{value} is not written by what wrote it in the unfused file; undo that edit, or compare "
+        "with an unfused file that has it too",
+        "written-twice": "{value} is written by more than one node of the fused file; remove one of them, or fuse the "
+        "unfused file again",
+        "changed-initializer": "the initializer {value} is not the same in both files; undo that edit, or compare "
+        "with an unfused file that has it too",
+        "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one; undo "
+        "that edit, or compare with the file that the fused one was made from",
+        "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}; "
+        "undo that edit, or compare with an unfused file that has it too",
+        "changed-functions": "the model's local functions differ; fuse the unfused file again, or compare with the "
+        "one that the fused file was made from",
+        "site-unread": "nothing reads the results of the fused site {site}; fuse the unfused file again: an edit took "
+        "its readers away",
     }
 )
 

@@ -15,7 +15,8 @@ from deltafuse.wire import Model
 
 TEXTS.update(
     {
-        "changed-opset": "the opset of domain {domain!r} went from {unfused} to {fused}",
+        "changed-opset": "the opset of domain {domain!r} went from {unfused} to {fused}; fuse the unfused file again, "
+        "or give the import back its version",
         "stale-operator": "the fused file is of opset {fused}, raised from {unfused}, but {value} is written by an "
         "operator of the old form; fuse the model again",
     }

@@ -20,6 +20,7 @@ import onnx
 
 from deltafuse.calls import check_calls
 from deltafuse.errors import UserError
+from deltafuse.file_kinds import HEAD, looks_like
 from deltafuse.functions import bound_nodes, check_names, plain_domain
 from deltafuse.graph import Graph
 from deltafuse.messages import decoded
@@ -187,9 +188,9 @@ def no_garbage_collection() -> Generator[None]:
 
 def _not_onnx(path: Path, error: WireError) -> UserError:
     with path.open("rb") as file:
-        head = file.read(64)
-    if head.startswith(b"version https://git-lfs"):
-        return UserError("not-onnx", f"{path} is a Git LFS pointer, not the model: run `git lfs pull`")
+        kind = looks_like(file.read(HEAD))
+    if kind:
+        return UserError("not-onnx", f"{path} is not an ONNX model but looks like {kind}")
     return UserError("not-onnx", f"{path} is not an ONNX model ({error}): give a file that onnx.load reads")
 
 
