@@ -21,7 +21,7 @@ def test_there_are_the_blocks_that_are_tested() -> None:
 
 
 def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
-    quick, more, _, plans, *_ = BLOCKS
+    quick, more, _, _, plans = BLOCKS
     commands = steps(quick) + steps(more) + steps(plans)
     assert len(quick.splitlines()) == 1
     assert [command.split()[0] for command in steps(quick)] == ["fuse"] * 4 + ["cmp"]

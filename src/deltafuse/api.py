@@ -70,7 +70,7 @@ def _choices(
         "skip_sites": _texts(skip_sites),
         "rules": _texts(rules),
         "patterns": _paths(patterns),
-        "html": None if html is None else Path(html),
+        "html": _path(html),
     }
 
 
@@ -104,8 +104,7 @@ def fuse(
 ) -> FuseReport:
     """Finds the sites of a model, proves them and writes the fused model, as ``fuse MODEL -o OUT`` does.
 
-    The keywords are described at `FuseOptions`; `pins` maps symbols to sizes. The output is written where one is given
-    and the report's ``exit`` is 0; it is 3 where no site matched, 4 where some are refused.
+    Keywords as in `FuseOptions`; `pins` maps symbols to sizes. Exit 3: no site matched, 4: some are refused.
 
         >>> deltafuse.fuse("prefill.onnx", "prefill-fused.onnx", pins={"seq_len": 128}).exit
         0

@@ -111,6 +111,6 @@ def _planned(evidence: Evidence, site: SiteReport, plan: Plan | ExpressionPlan, 
 def _nearest(nearest: Nearest) -> Document:
     """The rule's own difference, and those of the neighbours that come closest; the smallest first."""
     others = [name for name, _ in nearest.differences if name != nearest.rule][:_NEAREST]
-    told = {nearest.rule: "the rule itself"} | {name: TEXTS.get(name, "") for name in others}
+    told = {nearest.rule: "the rule itself"} | {name: TEXTS.get(name, "").rpartition("; ")[0] for name in others}
     rows = [[name, told[name], error] for name, error in nearest.differences if name in told]
     return {"rule": nearest.rule, "tokens": nearest.tokens, "differences": rows}
