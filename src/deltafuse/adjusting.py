@@ -29,6 +29,7 @@ def adjust(
     opset: tuple[str, int] | None,
     seeds: Sequence[tuple[int, int, int]],
     extra: Mapping[str, int],
+    entered: Collection[int] = (),
 ) -> Adjustments | Reason:
     """Works out what must change outside of the sites.
 
@@ -39,8 +40,9 @@ def adjust(
         opset: domain and least version that the new nodes need.
         seeds: (value, axis, size): axes that the new nodes need to be one size.
         extra: further axes to fix, as a user asks for.
+        entered: nodes whose bodies are adjusted by themselves.
     """
-    opsets = Raised() if opset is None else raised(model, *opset, dead)
+    opsets = Raised() if opset is None else raised(model, *opset, {*dead, *entered})
     if isinstance(opsets, Reason):
         return opsets
     pins = pin(model.graph, shapes, seeds, dead, extra) if seeds or extra else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +11,8 @@ import numpy as np
 import onnx
 
 from deltafuse.errors import InternalError
-from deltafuse.protobuf import read_varint, write_field, write_varint
+from deltafuse.nesting import growths, levels
+from deltafuse.protobuf import write_field
 from deltafuse.ragged import Numbers
 from deltafuse.wire import Declaration, Model
 
@@ -96,16 +96,19 @@ def build(model: Model, changes: Changes, extra: Iterable[Edit] = ()) -> tuple[E
     Raises:
         InternalError: a removed value is still read, a value to retype is not declared, or two edits overlap.
     """
+    return with_sizes(model, [*edits_of(model, changes), *extra])
+
+
+def edits_of(model: Model, changes: Changes) -> list[Edit]:
+    """The edits of one graph in no order, without those of lengths; see `build`."""
     gone = _check_removed(model, changes)
-    edits = [
+    return [
         *_removals(model, changes),
         *_insertions(model, changes),
         *_moves(model, changes),
         *_values(model, changes, gone),
         *_opsets(model, changes),
-        *extra,
     ]
-    return with_sizes(model, edits)
 
 
 def with_sizes(model: Model, edits: Iterable[Edit]) -> tuple[Edit, ...]:
@@ -266,7 +269,7 @@ def _values(model: Model, changes: Changes, gone: dict[int, str]) -> Iterator[Ed
         if first is not None:
             yield Edit(first.start, first.end, write_field(13, payload), site, "values")
         yield from (Edit(d.start, d.end, b"", site, "values") for d in others if d is not None)
-    end = max((d.end for d in model.declarations if d.number == 13), default=model.graph_parts[-1].end)
+    end = _declared_end(model)
     yield from (Edit(end, end, write_field(13, payload), site, "values") for site, payload in new.values())
     for value, info in changes.retyped:
         if value in gone or value in known:
@@ -275,6 +278,13 @@ def _values(model: Model, changes: Changes, gone: dict[int, str]) -> Iterator[Ed
             raise InternalError(f"{model.graph.name(value)} is to be retyped, but nothing declares it")
         for d in declared[value]:
             yield Edit(d.start, d.end, write_field(d.number, info.SerializeToString()), "", "pins")
+
+
+def _declared_end(model: Model) -> int:
+    """Where further value_info goes; in a body to its beginning: its end may be that of the node that holds it."""
+    if model.place:
+        return model.graph_parts[0].start
+    return max((d.end for d in model.declarations if d.number == 13), default=model.graph_parts[-1].end)
 
 
 def _opsets(model: Model, changes: Changes) -> Iterator[Edit]:
@@ -288,13 +298,7 @@ def _opsets(model: Model, changes: Changes) -> Iterator[Edit]:
 
 
 def _sizes(model: Model, edits: Sequence[Edit]) -> Iterator[Edit]:
-    """The lengths of the graph fields that hold edits. `edits` are sorted."""
-    edits = [edit for edit in edits if edit.kind in _IN_GRAPH]
-    starts = [edit.start for edit in edits]
-    for part in model.graph_parts:
-        inside = edits[bisect_left(starts, part.start) : bisect_right(starts, part.end)]
-        growth = sum(len(edit.new) - (edit.end - edit.start) for edit in inside)
-        if growth:
-            _, after_tag = read_varint(model.data, part.field)
-            size = write_varint(part.end - part.start + growth)
-            yield Edit(after_tag, part.start, size, "", "size")
+    """The lengths of the graphs that hold edits, and of what lies around them. `edits` are sorted."""
+    found = levels(model, (edit for edit in edits if edit.kind in _IN_GRAPH))
+    for start, end, new in growths(model.data, found):
+        yield Edit(start, end, new, "", "size")

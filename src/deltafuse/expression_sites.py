@@ -83,6 +83,7 @@ def find_expressions(
     taken: Collection[int],
     worker: Worker,
     progress: Progress,
+    names: Collection[str] = (),
 ) -> ExpressionSites:
     """Finds and proves the sites of some patterns.
 
@@ -96,8 +97,9 @@ def find_expressions(
         taken: nodes that belong to other sites.
         worker: runs the cuts; it must stay for as long as the result is used.
         progress: told which pattern is looked for.
+        names: of sites of other graphs of the file.
     """
-    search = _Search(model, kinds, shapes, set(taken), worker)
+    search = _Search(model, kinds, shapes, set(taken), worker, names)
     sites: list[ExpressionSite] = []
     for pattern in sorted(patterns, key=lambda pattern: -sum(most for _, most in pattern.operators.values())):
         progress.note(pattern.name)
@@ -108,8 +110,11 @@ def find_expressions(
 class _Search:
     """Looks for the sites of one pattern after the other in one graph; a node belongs to one site."""
 
-    def __init__(self, model: Model, kinds: bytearray, shapes: Shapes, taken: set[int], worker: Worker) -> None:
+    def __init__(
+        self, model: Model, kinds: bytearray, shapes: Shapes, taken: set[int], worker: Worker, names: Collection[str]
+    ) -> None:
         self.anchors = 0
+        self._names = names
         self._model = model
         self._kinds = kinds
         self._shapes = shapes
@@ -121,7 +126,7 @@ class _Search:
     def sites(self, pattern: Expression) -> list[ExpressionSite]:
         """Matches, and what came close, in the order of their anchors."""
         found: list[_Attempt] = []
-        for anchor in range(len(self._model.graph.op)):
+        for anchor in range(self._model.graph.outer, len(self._model.graph.op)):
             if self._view.op(anchor) not in pattern.anchors or anchor in self._taken:
                 continue
             self.anchors += 1
@@ -131,7 +136,7 @@ class _Search:
             if attempt.outcome:
                 self._taken.update(attempt.nodes)
             found.append(attempt)
-        names = Names(self._model, pattern.name)
+        names = Names(self._model, pattern.name, self._names)
         first: dict[bytes, str] = {}
         return [self._site(pattern, attempt, next(names), first) for attempt in self._told(found)]
 
@@ -226,15 +231,16 @@ def _rank(pattern: Expression, attempt: _Attempt) -> int:
 
 
 class Names:
-    """Names of one pattern's sites, ``NAME.0`` first, none of which an earlier fuse of the file used."""
+    """Names of one pattern's sites, ``NAME.0`` first, none of which is taken or was used by an earlier fuse."""
 
-    def __init__(self, model: Model, rule: str) -> None:
+    def __init__(self, model: Model, rule: str, taken: Collection[str] = ()) -> None:
         self._mapped = model.mapped
+        self._taken = taken
         self._rule = rule
         self._number = -1
 
     def __next__(self) -> str:
         self._number += 1
-        while self._mapped.find(f"{self._rule}.{self._number}/".encode()) >= 0:
+        while (name := f"{self._rule}.{self._number}") in self._taken or self._mapped.find(f"{name}/".encode()) >= 0:
             self._number += 1
-        return f"{self._rule}.{self._number}"
+        return name

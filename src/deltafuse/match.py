@@ -206,6 +206,7 @@ class SiteReport:
 
     Attributes:
         rule: of a site of an ordinary expression, where there may be no match to tell it; else "".
+        inside: the body that it lies in, e.g. ``If_3/then_branch``; "" in the main graph.
     """
 
     name: str
@@ -216,6 +217,7 @@ class SiteReport:
     notes: tuple[str, ...] = ()
     nodes: int = 0
     rule: str = ""
+    inside: str = ""
 
 
 @dataclass(frozen=True)

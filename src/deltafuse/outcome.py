@@ -63,13 +63,15 @@ def shown(sites: Sequence[SiteReport]) -> tuple[SiteReport, ...]:
     return tuple(replace(site, status="match") if site.status == "fused" else site for site in sites)
 
 
-def worth_telling(found: Sequence[Site], family: Sequence[Pattern], before: Sequence[Site]) -> Sequence[Site]:
+def worth_telling(
+    found: Sequence[Site], family: Sequence[Pattern], before: Sequence[Site], *, inside: bool = False
+) -> Sequence[Site]:
     """The sites of one search that a user wants to hear of.
 
-    Contractions of data with data are in many a layer that is no rule: where other sites are there, only those are
-    told that are a rule or a known neighbour of one.
+    Contractions of data with data are in many a layer that is no rule: inside a body, and where other sites are there,
+    only those are told that are a rule or a known neighbour of one.
     """
-    if family[0].decay != "none" or not (before or any(isinstance(site, Match) for site in found)):
+    if family[0].decay != "none" or not (inside or before or any(isinstance(site, Match) for site in found)):
         return found
     telling = {*REFUSALS, *(code for rule in family for code in rule.neighbours)}
     return [site for site in found if isinstance(site, Match) or site.reason.code in telling]

@@ -86,6 +86,7 @@ def site_document(site: SiteReport) -> Document:
         "name": site.name,
         "status": site.status,
         "op": site.op,
+        "inside": site.inside or None,
         **known,
         "nodes": site.nodes,
         "reason": None if reason is None else {"code": reason.code, "text": reason.text},

@@ -1,0 +1,209 @@
+"""All sites of a file: those of the main graph, and those inside the bodies of If, Loop and Scan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from deltafuse import outcome, patterns, splice
+from deltafuse.enclosed import Enclosed, enter, held_bodies
+from deltafuse.expression_sites import ExpressionSites, find_expressions
+from deltafuse.expressions import Expression
+from deltafuse.finder import Candidate, Finder
+from deltafuse.match import Match, NoMatch
+from deltafuse.options import Progress
+from deltafuse.patterns import Pattern
+from deltafuse.probe import Worker
+from deltafuse.reasons import Reason
+from deltafuse.sites import Site, prove_sites
+from deltafuse.trial import Trial
+
+#: How a site is named that is only seen: what may be a rule in the body of node N.
+_SEEN = "inside."
+
+
+class Clock:
+    """Seconds by stage, and the stage shown to the user."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Counts what is done inside to a stage."""
+        self.progress.start(name)
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 3)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """One graph, and what was found in it.
+
+    Attributes:
+        scope: in topological order.
+        sites: that are to be told.
+        trials: what each class of sites was proven with.
+        anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
+            looked for.
+        expressions: sites of ordinary expressions.
+        about: name of a site that is no match -> nodes with bodies that it is about.
+        inner: bodies that were searched too.
+    """
+
+    scope: Enclosed
+    sites: tuple[Site, ...]
+    trials: Mapping[bytes, Trial]
+    anchors: Mapping[str, int]
+    expressions: ExpressionSites
+    about: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
+    inner: tuple[Searched, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the sites in this graph alone."""
+        return [site.name for site in (*self.sites, *self.expressions.sites)]
+
+    def all(self) -> Iterator[Searched]:
+        """This graph and all bodies in it."""
+        yield self
+        for body in self.inner:
+            yield from body.all()
+
+    def matches(self) -> bool:
+        """Whether anything is proven in it or in one of its bodies."""
+        found = (*self.sites, *(site.outcome for site in self.expressions.sites))
+        return any(bool(site) and not isinstance(site, NoMatch) for site in found) or any(
+            body.matches() for body in self.inner
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is looked for, and with what.
+
+    Attributes:
+        rules: recurrences and ordinary expressions.
+        clock: told about stages.
+        worker: runs the cuts.
+    """
+
+    rules: Sequence[Pattern | Expression]
+    clock: Clock
+    worker: Worker
+
+    @property
+    def recurrences(self) -> list[Pattern]:
+        """The rules that are no ordinary expressions."""
+        return [rule for rule in self.rules if not isinstance(rule, Expression)]
+
+    @property
+    def ordinary(self) -> list[Expression]:
+        """The ordinary expressions."""
+        return [rule for rule in self.rules if isinstance(rule, Expression)]
+
+    def graph(self, scope: Enclosed, names: Collection[str] = ()) -> Searched:
+        """Searches one graph, without its bodies.
+
+        Args:
+            scope: the graph.
+            names: of sites in other graphs of the file.
+        """
+        model, kinds, shapes = scope.model, scope.kinds, scope.shapes
+        sites: list[Site] = []
+        trials: dict[bytes, Trial] = {}
+        candidates: list[Candidate] = []
+        anchors: dict[str, int] = {}
+        for family in patterns.families(self.recurrences):
+            with self.clock.stage("finding and proving"):
+                finder = Finder(model, kinds, shapes, family[0], tuple(candidates), names)
+
+                def advance(candidate: Candidate) -> None:
+                    candidates.append(candidate)
+                    self.clock.progress.note(candidate.name)
+
+                more, proven = prove_sites(model, kinds, shapes, family, self.worker, finder, advance)
+                if not sites:
+                    anchors[finder.anchors_are] = finder.anchors_seen()
+            sites += outcome.worth_telling(more, family, sites, inside=bool(model.place))
+            trials.update(proven)
+        with self.clock.stage("finding and proving"):
+            matches = [site for site in sites if self.ordinary and isinstance(site, Match)]
+            taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
+            expressions = find_expressions(
+                model, kinds, shapes, self.ordinary, taken, self.worker, self.clock.progress, names
+            )
+        about = _about(scope, candidates, sites)
+        return Searched(scope, tuple(sites), trials, anchors, expressions, about)
+
+    def bodies(self, found: Searched, names: Collection[str] = ()) -> Searched:
+        """Searches the bodies of a graph that was searched too, as graphs of their own.
+
+        What is told of a node as a whole gives way to what is proven inside it. A Loop that is a rule is not entered.
+
+        Args:
+            found: the graph.
+            names: of sites in other graphs of the file.
+        """
+        scope, sites, inner = found.scope, list(found.sites), list[Searched]()
+        known = [*names, *found.names]
+        for node in self._likely(found):
+            bodies = enter(scope, node)
+            told = {name for name, nodes in found.about.items() if node in nodes}
+            if isinstance(bodies, Reason):
+                sites = [_unfit(site, bodies) if site.name in told else site for site in sites]
+                continue
+            results: list[Searched] = []
+            for body in bodies:
+                results.append(self.bodies(self.graph(body, known), known))
+                known += [name for one in results[-1].all() for name in one.names]
+            if not any(one.matches() for one in results):
+                seen = {site.name for site in sites if site.name in told and _only_seen(site)}
+                if told - seen or not any(one.names for deep in results for one in deep.all()):
+                    continue
+                told = seen
+            sites = [site for site in sites if site.name not in told]
+            inner += results
+        return replace(found, sites=tuple(sites), inner=tuple(inner))
+
+    def _likely(self, found: Searched) -> list[int]:
+        """Nodes whose bodies may hold a rule or an expression, and that are part of no match."""
+        model = found.scope.model
+        taken = {node for site in found.sites if isinstance(site, Match) for node in site.nodes}
+        words = {op for rule in self.recurrences for op in (*rule.anchors, *rule.contractions)}
+        words |= {op.rpartition(".")[2] for rule in self.ordinary for op in rule.anchors}
+        words |= {name for _, name in model.local_functions} if model.functions else set()
+        texts = [word.encode() for word in words]
+        return [
+            node
+            for node in held_bodies(model.graph)
+            if node not in taken and any(model.mapped.find(text, *model.graph.spans[node]) >= 0 for text in texts)
+        ]
+
+
+def _about(scope: Enclosed, candidates: Sequence[Candidate], sites: Sequence[Site]) -> dict[str, tuple[int, ...]]:
+    """The nodes with bodies that each site which is no match is about."""
+    holders = set(held_bodies(scope.model.graph))
+    cores = {candidate.name: candidate.core for candidate in candidates}
+    found: dict[str, tuple[int, ...]] = {}
+    for site in sites:
+        if isinstance(site, NoMatch):
+            number = site.name.removeprefix(_SEEN)
+            core = (int(number),) if site.name.startswith(_SEEN) and number.isdecimal() else cores.get(site.name, ())
+            found[site.name] = tuple(node for node in core if node in holders)
+    return found
+
+
+def _only_seen(site: Site) -> bool:
+    """Whether all that is known of a site is that something lies in a body."""
+    return isinstance(site, NoMatch) and site.reason.code == "inside-body"
+
+
+def _unfit(site: Site, reason: Reason) -> Site:
+    return replace(site, reason=reason) if isinstance(site, NoMatch) and _only_seen(site) else site
