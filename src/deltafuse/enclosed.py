@@ -154,8 +154,35 @@ class _Reader:
         if model.functions:
             # Decoded once for all scopes of a file.
             vars(model)["local_functions"] = around.local_functions
-        kinds = classify_scope(model, graph, dict.fromkeys(graph.inputs, Kind.DATA))
-        return Enclosed(model, self._around, self._node, kinds, self._shapes(model))
+        return Enclosed(model, self._around, self._node, self._kinds(model), self._shapes(model))
+
+    def _kinds(self, model: Model) -> bytearray:
+        """Kinds of its values: all that it is given is data, but what weights and step numbers make are weights.
+
+        The weights of layer i in a loop over layers lie in one tensor as a rule, or are scanned. A step number itself
+        is data: a rule that changes with it is none.
+        """
+        graph, outer = model.graph, self._around.kinds
+        given = dict.fromkeys(graph.inputs, Kind.DATA)
+        kinds = classify_scope(model, graph, given)
+        numbers: dict[int, Kind] = {}
+        if self._graph.standard[self._node] == "Loop":
+            numbers = {graph.inputs[0]: Kind.SHAPE}
+        elif self._graph.standard[self._node] == "Scan":
+            sources = zip(graph.inputs, self._graph.node_inputs[self._node], strict=False)
+            states = len(self._graph.node_inputs[self._node]) - self._scanned()
+            scanned = [*sources][states:]
+            numbers = {value: Kind.WEIGHT for value, source in scanned if outer[source] == Kind.WEIGHT}
+        if numbers:
+            stepped = classify_scope(model, graph, given | numbers)
+            for value, kind in enumerate(stepped):
+                if kind == Kind.WEIGHT:
+                    kinds[value] = kind
+        return kinds
+
+    def _scanned(self) -> int:
+        attribute = self._graph.attributes(self._node).get("num_scan_inputs")
+        return 0 if attribute is None else attribute.i
 
     def _taken(self) -> tuple[list[int], list[TensorHead], list[str]]:
         """What the body takes from around: nodes, constants, and the names of all other values."""

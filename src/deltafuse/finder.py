@@ -203,7 +203,7 @@ class Finder:
                     colour = seen if colour in (_FREE, seen) else _JOINED
             if colour == _FREE:
                 colour = starts[node]
-            if colour < 0 or graph.op[node] in fence:
+            if colour < 0 or graph.op[node] in fence or self._is_placed(node):
                 continue
             outputs = graph.node_outputs[node]
             if kinds[outputs[0]] != data or weight in [kinds[value] for value in read]:
@@ -212,6 +212,13 @@ class Finder:
             for value in outputs:
                 value_colours[value] = colour
         return colours
+
+    def _is_placed(self, node: int) -> bool:
+        """Whether a body puts a result where its step number says, among those of other steps or layers."""
+        graph = self._graph
+        if not self._model.place or graph.standard[node] not in ("ScatterND", "ScatterElements", "Gather"):
+            return False
+        return self._kinds[graph.node_inputs[node][1]] == Kind.DATA
 
     def _roots(self, entries: Sequence[int], known_by: int) -> list[int]:
         """What a core is made of, the gate first: the log decay, or else beta, the root with the fewest numbers."""
