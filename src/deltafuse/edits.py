@@ -16,12 +16,12 @@ from deltafuse.protobuf import write_field
 from deltafuse.ragged import Numbers
 from deltafuse.wire import Declaration, Model
 
-__all__ = ["Changes", "Edit", "Insertion", "Kind", "Writer", "append_metadata", "apply", "build"]
+__all__ = ["IN_GRAPH", "Changes", "Edit", "Insertion", "Kind", "Writer", "append_metadata", "apply", "build"]
 
 #: what an edit replaces: whole fields of the graph (nodes; moved nodes; value_info; declarations whose dims were
 #: pinned), the length of a graph field, whole fields of the model (opset imports; the record and other metadata)
 Kind: TypeAlias = Literal["nodes", "moved", "values", "pins", "size", "opset", "metadata"]
-_IN_GRAPH = ("nodes", "moved", "values", "pins")
+IN_GRAPH = ("nodes", "moved", "values", "pins")
 _CHUNK = 8 << 20
 #: Bytes from which a piece is written by itself.
 _TOGETHER = 1 << 20
@@ -124,7 +124,7 @@ def with_sizes(model: Model, edits: Iterable[Edit]) -> tuple[Edit, ...]:
 
 def _order(edit: Edit) -> tuple[int, int, bool]:
     # where the graph ends and a field of the model begins, what belongs to the graph comes first
-    return edit.start, edit.end, edit.kind not in _IN_GRAPH
+    return edit.start, edit.end, edit.kind not in IN_GRAPH
 
 
 def append_metadata(model: Model, key: str, value: str) -> Edit:
@@ -299,6 +299,6 @@ def _opsets(model: Model, changes: Changes) -> Iterator[Edit]:
 
 def _sizes(model: Model, edits: Sequence[Edit]) -> Iterator[Edit]:
     """The lengths of the graphs that hold edits, and of what lies around them. `edits` are sorted."""
-    found = levels(model, (edit for edit in edits if edit.kind in _IN_GRAPH))
+    found = levels(model, (edit for edit in edits if edit.kind in IN_GRAPH))
     for start, end, new in growths(model.data, found):
         yield Edit(start, end, new, "", "size")

@@ -15,7 +15,7 @@ import numpy as np
 from deltafuse.bodies import CONTROL
 from deltafuse.classes import Kind, classify, classify_scope
 from deltafuse.graph import Graph
-from deltafuse.ordering import is_sorted
+from deltafuse.ordering import in_order, is_sorted
 from deltafuse.protobuf import LENGTH, fields
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scanner import Scanner
@@ -26,11 +26,14 @@ from deltafuse.subgraphs import free_names
 from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model, Part
 
-__all__ = ["Enclosed", "enter", "every"]
+__all__ = ["FUSED", "Enclosed", "enter", "every", "fused_bodies", "held_bodies", "mentions"]
 
 TEXTS["body-malformed"] = (
     "what may be a delta rule lies inside {node} ({op}), whose body cannot be looked at on its own: {fault}"
 )
+
+#: What a body with a fused node mentions.
+FUSED = ("GatedDelta", "LinearAttention", "CausalConvWithState")
 
 _BODIES = ("body", "then_branch", "else_branch")
 
@@ -76,6 +79,18 @@ def every(scope: Enclosed, wanted: Callable[[Enclosed, int], bool]) -> Iterator[
         for body in found:
             yield body
             yield from every(body, wanted)
+
+
+def mentions(model: Model, node: int, words: Iterable[str]) -> bool:
+    """Whether any of some words stands in a node or in its bodies: a quick look in front of a thorough one."""
+    return any(model.mapped.find(word.encode(), *model.graph.spans[node]) >= 0 for word in words)
+
+
+def fused_bodies(model: Model) -> Iterator[Enclosed | Reason]:
+    """The bodies of a file that may hold fused nodes, see `every`."""
+    if any(mentions(model, node, FUSED) for node in held_bodies(model.graph)):
+        main = Enclosed.main(in_order(model)[0])
+        yield from every(main, lambda around, node: mentions(around.model, node, FUSED))
 
 
 def held_bodies(graph: Graph) -> list[int]:

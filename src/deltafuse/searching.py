@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from deltafuse import outcome, patterns, splice
-from deltafuse.enclosed import Enclosed, enter, held_bodies
+from deltafuse.enclosed import Enclosed, enter, held_bodies, mentions
 from deltafuse.expression_sites import ExpressionSites, find_expressions
 from deltafuse.expressions import Expression
 from deltafuse.finder import Candidate, Finder
@@ -179,12 +179,7 @@ class Search:
         words = {op for rule in self.recurrences for op in (*rule.anchors, *rule.contractions)}
         words |= {op.rpartition(".")[2] for rule in self.ordinary for op in rule.anchors}
         words |= {name for _, name in model.local_functions} if model.functions else set()
-        texts = [word.encode() for word in words]
-        return [
-            node
-            for node in held_bodies(model.graph)
-            if node not in taken and any(model.mapped.find(text, *model.graph.spans[node]) >= 0 for text in texts)
-        ]
+        return [node for node in held_bodies(model.graph) if node not in taken and mentions(model, node, words)]
 
 
 def _about(scope: Enclosed, candidates: Sequence[Candidate], sites: Sequence[Site]) -> dict[str, tuple[int, ...]]:
