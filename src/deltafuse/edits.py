@@ -119,7 +119,9 @@ def with_sizes(model: Model, edits: Iterable[Edit]) -> tuple[Edit, ...]:
             raise InternalError(
                 f"edits overlap: {before.start}:{before.end} ({before.site}), {after.start} ({after.site})"
             )
-    return tuple(sorted([*edits, *_sizes(model, edits)], key=_order))
+    found = levels(model, [edit for edit in edits if edit.kind in IN_GRAPH])
+    sizes = [Edit(start, end, new, "", "size") for start, end, new in growths(model.data, found)]
+    return tuple(sorted([*edits, *sizes], key=_order))
 
 
 def _order(edit: Edit) -> tuple[int, int, bool]:
@@ -295,10 +297,3 @@ def _opsets(model: Model, changes: Changes) -> Iterator[Edit]:
             yield Edit(len(model.data), len(model.data), new, "", "opset")
         elif model.opset_imports[domain] != version:
             yield Edit(parts[-1].field, parts[-1].end, new, "", "opset")
-
-
-def _sizes(model: Model, edits: Sequence[Edit]) -> Iterator[Edit]:
-    """The lengths of the graphs that hold edits, and of what lies around them. `edits` are sorted."""
-    found = levels(model, (edit for edit in edits if edit.kind in IN_GRAPH))
-    for start, end, new in growths(model.data, found):
-        yield Edit(start, end, new, "", "size")

@@ -9,7 +9,7 @@ is not the one it belongs to) and the opset that came with these two, where noth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,10 +23,10 @@ from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.errors import UserError
 from deltafuse.files import check_output
 from deltafuse.graph import Graph
+from deltafuse.lower_opset import lowered_opsets, opset_notes
 from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node, read_call
 from deltafuse.lowering_attention import LINEAR_ATTENTION, is_linear_attention, lower_attention, runtime_has
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv, runtime_has_conv
-from deltafuse.opset import adapt
 from deltafuse.options import AttentionMode, ExternalData, Progress, SilentProgress
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
@@ -36,10 +36,7 @@ __all__ = ["LowerReport", "Lowered", "lower"]
 
 #: ReduceSum takes its axes as an input from here on
 _OPSET = 13
-#: what the oldest onnxruntime that deltafuse runs on (1.23) takes
-_OLDEST_RUNTIME = 23
 _NAMES = (CHUNK.encode(), RECURRENT.encode(), LINEAR_ATTENTION.encode(), CAUSAL_CONV.encode())
-_STANDARD = (LINEAR_ATTENTION, CAUSAL_CONV)
 
 
 @dataclass(frozen=True)
@@ -119,10 +116,11 @@ def lower(
     if not any(chosen):
         return LowerReport(str(fused), None, rounding, (), before, before, (_NOTHING, *notes), 3)
     _check_opset(model)
-    parts = [_changes(scope, some, rounding) for scope, some in zip(scopes, chosen, strict=True)]
-    opsets = _opsets(scopes, chosen)
+    names = _labels(scopes, chosen)
+    parts = [_changes(*part, rounding) for part in zip(scopes, chosen, names, strict=True)]
+    opsets = lowered_opsets(scopes, chosen)
     changes = [replace(change, opsets=() if index else opsets) for index, (_, change) in enumerate(parts)]
-    notes = (*notes, *_opset_notes(scopes, chosen, opsets))
+    notes = (*notes, *opset_notes(scopes, chosen, opsets))
     old = model.metadata_parts.get(record.KEY, ())
     cuts = [Edit(part.field, part.end, b"", "", "metadata") for part in old]
     shown.start("writing")
@@ -174,52 +172,16 @@ def _check_opset(model: Model) -> None:
         )
 
 
-def _opsets(scopes: Sequence[Enclosed], chosen: Sequence[Sequence[int]]) -> tuple[tuple[str, int], ...]:
-    """The opset that the file needs once its standard fused operators are gone; none where it is not known to do.
-
-    An onnxruntime without these operators refuses the opset that came with it, whatever the file holds.
-    """
-    model = scopes[0].model
-    have = model.opset_imports.get("", 0)
-    if not _has_standard(scopes, chosen) or have <= _OLDEST_RUNTIME or model.functions:
-        return ()
-    for scope, some in zip(scopes, chosen, strict=True):
-        graph = scope.model.graph
-        others = set(range(graph.outer, len(graph.op))) - set(some)
-        plain = [index for index in sorted(others) if not graph.domain[index]]
-        known = all(onnx.defs.has(op, _OLDEST_RUNTIME, "") for op in {graph.op[index] for index in plain})
-        # A node that means the same in both is one that raising the opset leaves alone.
-        if not known or any(adapt(graph.node(index), _OLDEST_RUNTIME, have) is not None for index in plain):
-            return ()
-    return (("", _OLDEST_RUNTIME),)
-
-
-def _has_standard(scopes: Sequence[Enclosed], chosen: Sequence[Sequence[int]]) -> bool:
-    pairs = zip((scope.model.graph for scope in scopes), chosen, strict=True)
-    return any(graph.op[index] in _STANDARD and not graph.domain[index] for graph, some in pairs for index in some)
-
-
-def _opset_notes(
-    scopes: Sequence[Enclosed], chosen: Sequence[Sequence[int]], opsets: Sequence[tuple[str, int]]
-) -> Iterator[str]:
-    have = scopes[0].model.opset_imports.get("", 0)
-    if opsets:
-        yield f"the file imports opset {opsets[0][1]} in place of {have}, which nothing in it needs any more"
-    elif _has_standard(scopes, chosen) and have > _OLDEST_RUNTIME:
-        yield (
-            f"the file still needs opset {have}, which an onnxruntime without the fused operators may refuse: "
-            "convert it with onnx.version_converter"
-        )
-
-
-def _changes(scope: Enclosed, chosen: Sequence[int], rounding: bool) -> tuple[tuple[Lowered, ...], Changes]:
+def _changes(
+    scope: Enclosed, chosen: Sequence[int], names: Sequence[str], rounding: bool
+) -> tuple[tuple[Lowered, ...], Changes]:
     graph, shapes = scope.model.graph, scope.shapes
     found: list[Lowered] = []
     inserted: list[Insertion] = []
     removed: list[tuple[str, tuple[int, ...]]] = []
     replaced: set[int] = set()
     idle: list[int] = []
-    for index, name in zip(chosen, _labels(graph, chosen), strict=True):
+    for index, name in zip(chosen, names, strict=True):
         node = graph.node(index)
         site = site_of(node)
         found.append(Lowered(name, fused_type(node) or node.op_type, site))
@@ -241,13 +203,19 @@ def _changes(scope: Enclosed, chosen: Sequence[int], rounding: bool) -> tuple[tu
     return tuple(found), Changes(tuple(removed), tuple(inserted))
 
 
-def _labels(graph: Graph, chosen: Sequence[int]) -> Iterator[str]:
-    """A name of its own for each node: the new ones are named below it."""
-    names = [graph.node_name(index) for index in chosen]
-    count = Counter(names)
-    for index, name in zip(chosen, names, strict=True):
-        first = next(value for value in graph.node_outputs[index] if value)
-        yield name if name and count[name] == 1 else graph.name(first)
+def _labels(scopes: Sequence[Enclosed], chosen: Sequence[Sequence[int]]) -> list[list[str]]:
+    """A name of its own for each node: the new ones are named below it, and no body may use a name from around it."""
+    pairs = [(scope.model.place, scope.model.graph, some) for scope, some in zip(scopes, chosen, strict=True)]
+    count = Counter(graph.node_name(index) for _, graph, some in pairs for index in some)
+    return [[_label(place, graph, index, count) for index in some] for place, graph, some in pairs]
+
+
+def _label(place: str, graph: Graph, index: int, count: Counter[str]) -> str:
+    name = graph.node_name(index)
+    if name and count[name] == 1:
+        return name
+    first = next(value for value in graph.node_outputs[index] if value)
+    return "/".join(filter(None, (place, graph.name(first))))
 
 
 def _dtypes(shapes: Shapes, index: int, node: NodeProto) -> tuple[int, int]:
