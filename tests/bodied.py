@@ -112,25 +112,25 @@ def decoding(step: onnx.ModelProto | None = None, *extra: onnx.NodeProto, declar
         [info("i", (), INT), info("go", (), BOOL), info("state", _SHAPES["state"] if declared else None)],
         [info("on", (), BOOL), info("final_state", None), info("y", None)],
     )  # fmt: skip
-    loop = helper.make_node("Loop", ["steps", "", "first"], ["end", "ys"], name="decode", body=body)
+    loop = helper.make_node("Loop", ["steps", "always", "first"], ["end", "ys"], name="decode", body=body)
     given = [info(f"all_{name}", ("n", *_SHAPES[name])) for name in ("query", "key", "value", "g", "beta")]
     given += [info("steps", (), INT), info("first", _SHAPES["state"])]
     outputs = [info("end", _SHAPES["state"]), info("ys", ("n", *_SHAPES["out"]))]
-    return whole([loop], given, outputs, constants(step))
+    return whole([loop], given, outputs, [*constants(step), constant("always", np.array(True))])
 
 
 def layered() -> onnx.ModelProto:
     """A Loop over layers: x is projected to all operands by weights that are taken from stacks by the layer's number."""
     sizes = {"query": 20, "key": 20, "value": 12, "g": 4, "beta": 4}
     rng = np.random.default_rng(0)
-    weights = [constant(f"w_{name}", rng.normal(size=(3, 8, size)).astype(np.float32)) for name, size in sizes.items()]
-    weights.append(constant("w_out", rng.normal(size=(3, 12, 8)).astype(np.float32)))
+    weights = [constant(f"w_{name}", (rng.normal(size=(3, 8, size)) / 8).astype(np.float32)) for name, size in sizes.items()]
+    weights.append(constant("w_out", (rng.normal(size=(3, 12, 8)) / 4).astype(np.float32)))
     nodes: list[onnx.NodeProto] = []
     shapes: list[onnx.TensorProto] = []
     for name in (*sizes, "out"):
         nodes.append(helper.make_node("Gather", [f"w_{name}", "i"], [f"own_{name}"], axis=0))
     for name in sizes:
-        end = {"g": ["Softplus", "Neg"], "beta": ["Sigmoid"]}.get(name, [])
+        end = {"g": ["Sigmoid", "Neg"], "beta": ["Sigmoid"]}.get(name, [])
         flat = [f"flat_{name}", *(f"{op}_{name}" for op in end)]
         nodes.append(helper.make_node("MatMul", ["x", f"own_{name}"], [flat[0]]))
         nodes += [helper.make_node(op, [a], [b]) for op, a, b in zip(end, flat[:-1], flat[1:], strict=True)]
@@ -148,8 +148,9 @@ def layered() -> onnx.ModelProto:
         nodes, "layer", [info("i", (), INT), info("go", (), BOOL), info("x", (1, 1, 8))],
         [info("on", (), BOOL), info("next", (1, 1, 8)), info("final_state", _SHAPES["state"])],
     )  # fmt: skip
-    loop = helper.make_node("Loop", ["layers", "", "hidden"], ["y", "new_states"], name="layers", body=body)
-    own = [*constants(), *weights, *shapes, constant("to_x", np.array([1, 1, 12], np.int64)), constant("layers", 3)]
+    loop = helper.make_node("Loop", ["layers", "always", "hidden"], ["y", "new_states"], name="layers", body=body)
+    own = [*constants(), *weights, *shapes, constant("to_x", np.array([1, 1, 12], np.int64)), constant("layers", np.array(3))]
+    own.append(constant("always", np.array(True)))
     given = [info("hidden", (1, 1, 8)), info("states", (3, *_SHAPES["state"]))]
     return whole([loop], given, [info("y", (1, 1, 8)), info("new_states", (3, *_SHAPES["state"]))], own)
 
@@ -162,7 +163,7 @@ def feeds(model: onnx.ModelProto, seed: int = 0, **given: Array) -> dict[str, Ar
         shape = [dim.dim_value or 3 for dim in value.type.tensor_type.shape.dim]
         name = value.name.removeprefix("all_")
         array = rng.normal(size=shape).astype(np.float32)
-        if name == "g":
+        if name.startswith("g"):
             array = -np.abs(array) / 4
         elif name == "beta":
             array = 1 / (1 + np.exp(-array))
@@ -170,3 +171,35 @@ def feeds(model: onnx.ModelProto, seed: int = 0, **given: Array) -> dict[str, Ar
             array = np.array(True) if name == "active" else np.array(3, np.int64)
         found[value.name] = array
     return {**found, **given}
+
+
+def enclosed(model: onnx.ModelProto, op: str) -> onnx.ModelProto:
+    """A whole graph as the branch of an If, or as the body of a Loop; its constants and inputs stay outside.
+
+    Args:
+        model: of any graph.
+        op: ``If`` (the input ``active`` chooses; the other branch gives zeros) or ``Loop`` (a single step).
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    del graph.node[:], graph.output[:], graph.value_info[:]
+    inner = helper.make_graph(list(model.graph.node), "inner", [], list(model.graph.output))
+    inner.value_info.extend(model.graph.value_info)
+    names = [f"main.{value.name}" for value in model.graph.output]
+    types = [value.type.tensor_type.elem_type for value in model.graph.output]
+    if op == "If":
+        zeros = [numpy_helper.from_array(np.zeros((), helper.tensor_dtype_to_np_dtype(dtype))) for dtype in types]
+        nodes = [helper.make_node("Constant", [], [f"zero.{n}"], value=zero) for n, zero in enumerate(zeros)]
+        other = helper.make_graph(nodes, "other", [], [info(f"zero.{n}", None, one) for n, one in enumerate(types)])
+        node = helper.make_node("If", ["active"], names, name="around", then_branch=inner, else_branch=other)
+        graph.input.append(info("active", (), BOOL))
+    else:
+        inner.node.append(helper.make_node("Identity", ["go.on"], ["go.next"]))
+        inner.input.extend([info("number", (), INT), info("go.on", (), BOOL)])
+        inner.output.insert(0, info("go.next", (), BOOL))
+        node = helper.make_node("Loop", ["rounds", ""], names, name="around", body=inner)
+        graph.initializer.append(constant("rounds", np.array(1)))
+    graph.node.append(node)
+    graph.output.extend(info(name, None, dtype) for name, dtype in zip(names, types, strict=True))
+    return result

@@ -76,12 +76,11 @@ class Searched:
         for body in self.inner:
             yield from body.all()
 
-    def matches(self) -> bool:
-        """Whether anything is proven in it or in one of its bodies."""
-        found = (*self.sites, *(site.outcome for site in self.expressions.sites))
-        return any(bool(site) and not isinstance(site, NoMatch) for site in found) or any(
-            body.matches() for body in self.inner
-        )
+    def proves(self) -> bool:
+        """Whether anything in it or in one of its bodies is a rule, or an expression, be it one that must stay."""
+        rules = any(isinstance(site, Match) or not site.near_miss for site in self.sites)
+        ordinary = any(not isinstance(site.outcome, Reason) for site in self.expressions.sites)
+        return rules or ordinary or any(body.proves() for body in self.inner)
 
 
 @dataclass(frozen=True)
@@ -163,23 +162,24 @@ class Search:
             for body in bodies:
                 results.append(self.bodies(self.graph(body, known), known))
                 known += [name for one in results[-1].all() for name in one.names]
-            if not any(one.matches() for one in results):
-                seen = {site.name for site in sites if site.name in told and _only_seen(site)}
-                if told - seen or not any(one.names for deep in results for one in deep.all()):
+            if not any(one.proves() for one in results):
+                # What is not the rule as a whole and not inside is told by the reason that says more.
+                within = [site for deep in results for one in deep.all() for site in one.sites]
+                if any(site.name in told and not _vague(site) for site in sites) or all(map(_vague, within)):
                     continue
-                told = seen
             sites = [site for site in sites if site.name not in told]
             inner += results
         return replace(found, sites=tuple(sites), inner=tuple(inner))
 
     def _likely(self, found: Searched) -> list[int]:
         """Nodes whose bodies may hold a rule or an expression, and that are part of no match."""
-        model = found.scope.model
-        taken = {node for site in found.sites if isinstance(site, Match) for node in site.nodes}
+        model, holders = found.scope.model, held_bodies(found.scope.model.graph)
+        matches = [site for site in found.sites if holders and isinstance(site, Match)]
+        taken = {node for match in matches for node in splice.between(model.graph, match, found.scope.kinds)}
         words = {op for rule in self.recurrences for op in (*rule.anchors, *rule.contractions)}
         words |= {op.rpartition(".")[2] for rule in self.ordinary for op in rule.anchors}
         words |= {name for _, name in model.local_functions} if model.functions else set()
-        return [node for node in held_bodies(model.graph) if node not in taken and mentions(model, node, words)]
+        return [node for node in holders if node not in taken and mentions(model, node, words)]
 
 
 def _about(scope: Enclosed, candidates: Sequence[Candidate], sites: Sequence[Site]) -> dict[str, tuple[int, ...]]:
@@ -195,10 +195,10 @@ def _about(scope: Enclosed, candidates: Sequence[Candidate], sites: Sequence[Sit
     return found
 
 
-def _only_seen(site: Site) -> bool:
-    """Whether all that is known of a site is that something lies in a body."""
-    return isinstance(site, NoMatch) and site.reason.code == "inside-body"
+def _vague(site: Site) -> bool:
+    """Whether all that is known of a site is that something is there, or that it is no rule."""
+    return isinstance(site, NoMatch) and site.reason.code in ("inside-body", "not-the-rule", "root-type")
 
 
 def _unfit(site: Site, reason: Reason) -> Site:
-    return replace(site, reason=reason) if isinstance(site, NoMatch) and _only_seen(site) else site
+    return replace(site, reason=reason) if isinstance(site, NoMatch) and site.reason.code == "inside-body" else site
