@@ -120,15 +120,14 @@ def decoding(step: onnx.ModelProto | None = None, *extra: onnx.NodeProto, declar
 
 
 def layered() -> onnx.ModelProto:
-    """A Loop over layers: x is projected to all operands by weights that are taken from stacks by the layer's number."""
+    """A Loop over layers: weights that the layer's number takes from stacks project x to all operands."""
     sizes = {"query": 20, "key": 20, "value": 12, "g": 4, "beta": 4}
     rng = np.random.default_rng(0)
-    weights = [constant(f"w_{name}", (rng.normal(size=(3, 8, size)) / 8).astype(np.float32)) for name, size in sizes.items()]
-    weights.append(constant("w_out", (rng.normal(size=(3, 12, 8)) / 4).astype(np.float32)))
-    nodes: list[onnx.NodeProto] = []
+    stacks = {name: rng.normal(size=(3, 8, size)) / 8 for name, size in sizes.items()}
+    stacks["out"] = rng.normal(size=(3, 12, 8)) / 4
+    weights = [constant(f"w_{name}", stack.astype(np.float32)) for name, stack in stacks.items()]
+    nodes = [helper.make_node("Gather", [f"w_{name}", "i"], [f"own_{name}"], axis=0) for name in stacks]
     shapes: list[onnx.TensorProto] = []
-    for name in (*sizes, "out"):
-        nodes.append(helper.make_node("Gather", [f"w_{name}", "i"], [f"own_{name}"], axis=0))
     for name in sizes:
         end = {"g": ["Sigmoid", "Neg"], "beta": ["Sigmoid"]}.get(name, [])
         flat = [f"flat_{name}", *(f"{op}_{name}" for op in end)]
@@ -149,8 +148,8 @@ def layered() -> onnx.ModelProto:
         [info("on", (), BOOL), info("next", (1, 1, 8)), info("final_state", _SHAPES["state"])],
     )  # fmt: skip
     loop = helper.make_node("Loop", ["layers", "always", "hidden"], ["y", "new_states"], name="layers", body=body)
-    own = [*constants(), *weights, *shapes, constant("to_x", np.array([1, 1, 12], np.int64)), constant("layers", np.array(3))]
-    own.append(constant("always", np.array(True)))
+    numbers = {"to_x": np.array([1, 1, 12]), "layers": np.array(3), "always": np.array(True)}
+    own = [*constants(), *weights, *shapes, *(constant(name, number) for name, number in numbers.items())]
     given = [info("hidden", (1, 1, 8)), info("states", (3, *_SHAPES["state"]))]
     return whole([loop], given, [info("y", (1, 1, 8)), info("new_states", (3, *_SHAPES["state"]))], own)
 
@@ -203,3 +202,24 @@ def enclosed(model: onnx.ModelProto, op: str) -> onnx.ModelProto:
     graph.node.append(node)
     graph.output.extend(info(name, None, dtype) for name, dtype in zip(names, types, strict=True))
     return result
+
+
+def scanning() -> onnx.ModelProto:
+    """A Scan over decode steps: each projects a row of x to all operands by weights of the main graph."""
+    model = layered()
+    loop = model.graph.node[0]
+    body = loop.attribute[0].g
+    gone = {"state", "on", *(node.output[0] for node in body.node if node.output[0].startswith("own_"))}
+    nodes = [node for node in body.node if node.output[0] not in gone]
+    for node in nodes:
+        node.input[:] = [f"w_{name[4:]}" if name.startswith("own_") else name for name in node.input]
+    weights = [tensor for tensor in model.graph.initializer if tensor.name.startswith("w_")]
+    others = [tensor for tensor in model.graph.initializer if tensor.name[:2] != "w_"]
+    firsts = [constant(tensor.name, numpy_helper.to_array(tensor)[0]) for tensor in weights]
+    step = helper.make_graph(
+        nodes, "step", [info("state", _SHAPES["state"]), info("x", (1, 1, 8))],
+        [info("final_state", _SHAPES["state"]), info("next", (1, 1, 8))],
+    )  # fmt: skip
+    scan = helper.make_node("Scan", ["first", "rows"], ["end", "ys"], name="steps", body=step, num_scan_inputs=1)
+    given = [info("first", _SHAPES["state"]), info("rows", ("n", 1, 1, 8))]
+    return whole([scan], given, [info("end", _SHAPES["state"]), info("ys", ("n", 1, 1, 8))], [*others, *firsts])

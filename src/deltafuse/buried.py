@@ -18,8 +18,8 @@ from deltafuse.wire import Model
 
 TEXTS.update(
     {
-        "inside-body": "what may be a delta rule lies inside {node} ({op}); targets ort and onnx take fused nodes in If, "
-        "Loop and Scan (--target), for others export the branch that is taken, unroll the loop or inline the function",
+        "inside-body": "what may be a delta rule lies inside {node} ({op}); targets ort and onnx take fused nodes in "
+        "If, Loop and Scan (--target), else export the branch that is taken, unroll the loop or inline the function",
     }
 )
 

@@ -16,7 +16,7 @@ import onnx.inliner
 
 from deltafuse.bodies import is_call
 from deltafuse.buried import holds
-from deltafuse.composing import compose, pieces
+from deltafuse.composing import compose, joined, pieces
 from deltafuse.edits import Changes, Edit, Insertion, apply, build
 from deltafuse.functions import plain_domain
 from deltafuse.graph import Graph
@@ -61,7 +61,7 @@ class Inlined:
                 if any(start <= place < stop for place in places):
                     owner.setdefault(label, site)
         own = [replace(edit, site=owner.get(edit.site, "")) for edit in self.edits]
-        return compose(own, edits)
+        return joined(compose(own, edits))
 
 
 def inlined(

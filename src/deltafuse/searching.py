@@ -138,7 +138,8 @@ class Search:
             expressions = find_expressions(
                 model, kinds, shapes, self.ordinary, taken, self.worker, self.clock.progress, names
             )
-        about = _about(scope, candidates, sites)
+        anchors_of = {op for rule in self.recurrences if rule.decay != "none" for op in rule.anchors}
+        about = _about(scope, candidates, sites, anchors_of)
         return Searched(scope, tuple(sites), trials, anchors, expressions, about)
 
     def bodies(self, found: Searched, names: Collection[str] = ()) -> Searched:
@@ -182,16 +183,20 @@ class Search:
         return [node for node in holders if node not in taken and mentions(model, node, words)]
 
 
-def _about(scope: Enclosed, candidates: Sequence[Candidate], sites: Sequence[Site]) -> dict[str, tuple[int, ...]]:
-    """The nodes with bodies that each site which is no match is about."""
-    holders = set(held_bodies(scope.model.graph))
+def _about(
+    scope: Enclosed, candidates: Sequence[Candidate], sites: Sequence[Site], anchors: Collection[str]
+) -> dict[str, tuple[int, ...]]:
+    """The nodes with bodies that each site which is no match is about: all that could be a rule in it lies there."""
+    graph = scope.model.graph
+    holders = set(held_bodies(graph))
     cores = {candidate.name: candidate.core for candidate in candidates}
     found: dict[str, tuple[int, ...]] = {}
     for site in sites:
         if isinstance(site, NoMatch):
             number = site.name.removeprefix(_SEEN)
             core = (int(number),) if site.name.startswith(_SEEN) and number.isdecimal() else cores.get(site.name, ())
-            found[site.name] = tuple(node for node in core if node in holders)
+            alone = not any(graph.standard[node] in anchors for node in core)
+            found[site.name] = tuple(node for node in core if alone and node in holders)
     return found
 
 

@@ -122,6 +122,8 @@ def sentences(report: FuseReport) -> Iterator[str]:
     ]
     for text, names in _grouped(reasons):
         yield f"{', '.join(names)}: {text}"
+    for text, names in _grouped([(f"it lies inside {site.inside}", site.name) for site in report.sites if site.inside]):
+        yield f"{names}: {text}"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in _grouped(notes):
         yield f"note, {', '.join(names)}: {text}"
