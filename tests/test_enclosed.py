@@ -241,8 +241,12 @@ def test_a_rule_in_a_branch_of_a_function_is_fused_where_the_call_was(tmp_path: 
     assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
 
 
-def test_a_call_inside_a_body_is_left_with_its_reason(tmp_path: Path) -> None:
-    model = graphs.step()
+@pytest.mark.parametrize("among", [False, True])
+def test_a_call_inside_a_body_is_fused_where_it_is_the_rule_alone(among: bool, tmp_path: Path) -> None:
+    """Calls of functions in which the rule lies among other nodes become their nodes in the main graph only."""
+    edits = [("q0 = Squeeze(query, time)", "turned = Tanh(query) q0 = Squeeze(turned, time)"),
+             ("out = Unsqueeze(o, time)", "raw = Unsqueeze(o, time) out = Tanh(raw)")]  # fmt: skip
+    model = graphs.step(*(edits if among else []))
     names = [[info.name for info in some] for some in (model.graph.input, model.graph.output)]
     nodes = [*(helper.make_node("Constant", [], [t.name], value=t) for t in model.graph.initializer), *model.graph.node]
     function = helper.make_function("local", "Step", *names, nodes, [helper.make_opsetid("", 17)])
@@ -252,7 +256,7 @@ def test_a_call_inside_a_body_is_left_with_its_reason(tmp_path: Path) -> None:
     whole.functions.append(function)
     whole.opset_import.append(helper.make_opsetid("local", 1))
     report = graphs.fuse(graphs.save(whole, tmp_path), tmp_path / "out.onnx", target="ort")
-    assert (report.exit, graphs.codes(report)) == (0, [""])
+    assert (report.exit, graphs.codes(report)) == ((3, ["inside-body"]) if among else (0, [""]))
 
 
 def test_verify_sees_what_is_wrong_inside_a_body(tmp_path: Path) -> None:

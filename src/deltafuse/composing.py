@@ -83,10 +83,11 @@ def joined(edits: Sequence[Edit]) -> tuple[Edit, ...]:
     found: list[Edit] = []
     parts: list[Edit] = []
     for edit in edits:
-        if parts and parts[0].start != edit.start:
-            found, parts = [*found, *parts], []
+        if edit.end > edit.start or (parts and parts[0].start != edit.start):
+            found += parts
+            parts = []
         if edit.end > edit.start:
-            found, parts = [*found, *parts, edit], []
+            found.append(edit)
             continue
         parts.append(edit)
         whole = b"".join(part.new for part in parts)
