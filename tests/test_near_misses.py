@@ -95,6 +95,19 @@ def test_other_arithmetic_is_not_the_rule(edits: list[tuple[str, str]], tmp_path
     assert refusal(tmp_path, *edits) == (3, ["not-the-rule"])
 
 
+def test_a_value_that_is_missing_at_one_token_is_refused(tmp_path: Path) -> None:
+    # Tokens, heads and columns have sizes such that more than one assignment of roles fits, with other head sizes.
+    model = onnx.load(export("rec_ts17_T4_noinit").path)
+    nodes = {node.output[0]: node for node in model.graph.node}
+    first = nodes["/Gather_2_output_0"]
+    value, zeros = nodes[first.input[0]], nodes["/Constant_28_output_0"]
+    assert list(zeros.attribute[0].t.dims) == [1, 4, 4, 32]
+    assert value.op_type == "Cast"
+    first.input[0] = zeros.output[0]
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
+    assert (report.exit, graphs.codes(report)) == (3, ["not-the-rule"])
+
+
 def test_a_difference_below_the_screen_is_still_a_difference(tmp_path: Path) -> None:
     edits = (
         ("decayed = Mul(state, e2)", "e3 = Add(e2, little)\n  decayed = Mul(state, e3)"),

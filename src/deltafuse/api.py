@@ -50,17 +50,23 @@ class _Choices(TypedDict):
     skip_sites: tuple[str, ...]
     rules: tuple[str, ...]
     patterns: tuple[Path, ...]
+    html: Path | None
 
 
 def _choices(
-    sites: Sequence[str], skip_sites: Sequence[str], rules: Sequence[str], patterns: AnyPath | Sequence[AnyPath]
+    sites: Sequence[str],
+    skip_sites: Sequence[str],
+    rules: Sequence[str],
+    patterns: AnyPath | Sequence[AnyPath],
+    html: AnyPath | None,
 ) -> _Choices:
-    """What to look for, as the options have it."""
+    """What to look for and where to show it, as the options have it."""
     return {
         "sites": _texts(sites),
         "skip_sites": _texts(skip_sites),
         "rules": _texts(rules),
         "patterns": _paths(patterns),
+        "html": None if html is None else Path(html),
     }
 
 
@@ -88,6 +94,7 @@ def fuse(
     strict: bool = False,
     dry_run: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
+    html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Finds the sites of a model, proves them and writes the fused model, as ``fuse MODEL -o OUT`` does.
@@ -107,7 +114,7 @@ def fuse(
         target=target,
         form=form,
         op=op,
-        **_choices(sites, skip_sites, rules, patterns),
+        **_choices(sites, skip_sites, rules, patterns, html),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,
@@ -144,6 +151,7 @@ def inspect(
     allow_outside: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     extract: AnyPath | None = None,
+    html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Shows the sites of a model and writes no model, as ``fuse inspect MODEL`` does; for its tables see `listing`.
@@ -162,7 +170,7 @@ def inspect(
         target=target,
         form=form,
         op=op,
-        **_choices(sites, skip_sites, rules, patterns),
+        **_choices(sites, skip_sites, rules, patterns, html),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,

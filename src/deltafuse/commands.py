@@ -34,6 +34,7 @@ def _fuse(given: argparse.Namespace) -> int:
     if given.model.is_dir():
         from deltafuse import folder_commands
 
+        _refuse_page(given)
         return folder_commands.fuse(fuse_options(given), given.json)
     from deltafuse import pipeline
 
@@ -53,7 +54,7 @@ def _inspect(given: argparse.Namespace) -> int:
     listed: Document = {}
     if given.tensors is not None or given.nodes is not None or types:
         listed = _list(given, types)
-        if not (given.sites or given.extract):
+        if not (given.sites or given.extract or given.html):
             return _show(given.json, listed, ())
     from deltafuse import pipeline
 
@@ -65,9 +66,15 @@ def _inspect(given: argparse.Namespace) -> int:
 def _inspect_folder(given: argparse.Namespace, types: Sequence[str]) -> int:
     from deltafuse import folder_commands
 
+    _refuse_page(given)
     if given.tensors is not None or given.nodes is not None or types:
         raise UserError("usage", "--tensors, --nodes and --op TYPE are of one model: give the path of a model")
     return folder_commands.inspect(fuse_options(given), given.json)
+
+
+def _refuse_page(given: argparse.Namespace) -> None:
+    if given.html is not None:
+        raise UserError("usage", "--html is of one model: give the path of a model, not of a folder")
 
 
 def _list(given: argparse.Namespace, types: Sequence[str]) -> Document:

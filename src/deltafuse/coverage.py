@@ -126,14 +126,17 @@ def free_heads(graph: Graph, shapes: Shapes, assignment: Assignment) -> Reason |
     return None
 
 
-def alone_fails(trial: Trial, at: Binding) -> Reason | None:
-    """A site whose free batch may not be one: a target that takes one sequence has no use for it."""
-    if at.batch is None:
+def tied(at: Binding) -> Reason | None:
+    """A free batch that cannot be one at these tokens: a target that takes one sequence has no use for the site."""
+    if at.batch is None or at.at(at.tokens, 1) is not None:
         return None
-    single = at.at(at.tokens, 1)
-    if single is None:
-        return Reason("sizes-tied", {"tokens": at.tokens})
-    error = trial.error(single, DRAWS[0], 5)
+    return Reason("sizes-tied", {"tokens": at.tokens})
+
+
+def alone_fails(trial: Trial, at: Binding) -> Reason | None:
+    """A site that is not the rule for one sequence, though its batch is free."""
+    single = None if at.batch is None else at.at(at.tokens, 1)
+    error = 0.0 if single is None else trial.error(single, DRAWS[0], 5)
     if isinstance(error, Reason) or error > _BAR:
         return Reason("batch-one-fails", {"tokens": at.tokens})
     return None

@@ -265,15 +265,15 @@ def _names(
     graph: Graph, cores: Sequence[list[int]], taken: Sequence[str], elsewhere: Collection[str]
 ) -> list[str]:
     """Names from the exporter's scopes where each site has its own, else ``site.N``."""
-    scopes = [_scope(graph, core[0]) for core in cores]
+    scopes = [layer_of(graph, core[0]) for core in cores]
     if all(scopes) and len({*scopes, *taken}) == len(scopes) + len(taken):
         return scopes
     first = len(taken) + sum(name.startswith("site.") for name in elsewhere)
     return [f"site.{index}" for index in range(first, first + len(cores))]
 
 
-def _scope(graph: Graph, first: int) -> str:
-    """The layer that the exporter's names or metadata put a core's first node in, or ""."""
+def layer_of(graph: Graph, first: int) -> str:
+    """The layer that the exporter's names or metadata put a node in (``layers.3``), or ""."""
     node = graph.node(first)
     texts = [
         node.name,

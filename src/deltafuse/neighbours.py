@@ -7,7 +7,7 @@ ones of the rule here, so that a pattern's recurrences serve for them too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from deltafuse import layouts
 from deltafuse.draws import Array, Operands
+from deltafuse.nearest import nearest
 from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
@@ -39,7 +40,11 @@ TEXTS.update(
 
 
 def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
-    """The neighbour of the rule that fits, or that none does."""
+    """The neighbour of the rule that fits, or that none does; and how far the site is from each."""
+    return replace(_why_not(setting, feeds, ran), nearest=nearest(setting, feeds, ran))
+
+
+def _why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
     for diagnose in (_activated, _plain, _without_beta, _transposed, _prefix, erasing, twice):
         found = diagnose(setting, feeds, ran)
         if found is not None:
@@ -106,11 +111,17 @@ def _readings(
     setting: Setting,
     feeds: Mapping[int, Array],
     ran: Mapping[int, Array],
-    recurrence: Callable[[Assignment], Recurrence],
+    recurrence: Callable[[Assignment], Recurrence | None],
     read: Callable[[Assignment], Operands],
 ) -> Iterator[_Reading]:
-    """All values that have the output's shape and its first two tokens, with all their columns."""
+    """All values that have the output's shape and its first two tokens, with all their columns.
+
+    Assignments that have no recurrence are left out.
+    """
     for assignment in assigned(setting, feeds):
+        rule = recurrence(assignment)
+        if rule is None:
+            continue
         sizes = assignment.sizes
         outputs = [
             layouts.unpack(array, layout, "BTHV", sizes)
@@ -121,25 +132,22 @@ def _readings(
         if not outputs:
             continue
         with np.errstate(all="ignore"):
-            wanted, _ = run_rule(recurrence(assignment), read(assignment), assignment.preparation())
+            wanted, _ = run_rule(rule, read(assignment), assignment.preparation())
         for found in outputs:
             tokens = agreeing(found, wanted)
             if tokens:
                 yield _Reading(tokens, found, assignment)
 
 
-def _reads_all(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence) -> bool:
-    """Whether a recurrence that mixes columns explains a value."""
-    found = _readings(setting, feeds, ran, lambda _: recurrence, lambda assignment: assignment.read(feeds))
-    return any(reading.tokens == reading.found.shape[1] for reading in found)
-
-
 def _transposed(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
     """A delta that is read along the wrong axis, which only a square state allows."""
     recurrence = cast("Recurrence | None", getattr(setting.pattern, "transposed", None))
-    if recurrence is None or not any(one.sizes["K"] == one.sizes["V"] for one in assigned(setting, feeds)):
-        return None
-    return Reason("transposed-state") if _reads_all(setting, feeds, ran, recurrence) else None
+
+    def of_square(assignment: Assignment) -> Recurrence | None:
+        return recurrence if assignment.sizes["K"] == assignment.sizes["V"] else None
+
+    found = _readings(setting, feeds, ran, of_square, lambda assignment: assignment.read(feeds))
+    return Reason("transposed-state") if any(one.tokens == one.found.shape[1] for one in found) else None
 
 
 def _prefix(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:

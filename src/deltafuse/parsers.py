@@ -83,6 +83,11 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     _add_outside(parser)
 
 
+def _add_page(parser: argparse.ArgumentParser) -> None:
+    text = "write what was found, why, and what becomes of it as one page: proofs, pictures; opens without a network"
+    parser.add_argument("--html", type=Path, metavar="FILE", help=text)
+
+
 def _add_search(parser: argparse.ArgumentParser) -> None:
     """Options that say what to look for and for whom: shared by the plain form and inspect."""
     add = parser.add_argument
@@ -120,7 +125,8 @@ def plain_parser() -> Parser:
     _add_data(parser)
     add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
     add("--strict", action="store_true", help="treat a note as a refusal")
-    add("--dry-run", action="store_true", help="do everything but write")
+    add("--dry-run", action="store_true", help="do everything but write the model")
+    _add_page(parser)
     add("--version", action="store_true", help="print the version")
     return parser
 
@@ -132,8 +138,10 @@ def inspect_parser() -> Parser:
     add = parser.add_argument
     _add_outside(parser)
     add("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
+    _add_page(parser)
     tables = parser.add_argument_group(
-        "tables of any model", "Given after MODEL. No site is looked for then, unless --sites or --extract asks for it."
+        "tables of any model",
+        "Given after MODEL. No site is looked for then, unless --sites, --extract or --html asks for it.",
     )
     text = "list the {} whose name matches (all if left out)"
     add = tables.add_argument

@@ -11,6 +11,7 @@ from deltafuse.background import Task
 from deltafuse.drafting import Draft
 from deltafuse.emitted import prove_emitted
 from deltafuse.enclosed import Enclosed
+from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.extract import extract_sites
@@ -63,6 +64,7 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     target = targets.get(options.target)
     if options.output is not None and not options.dry_run:
         files.check_output(options.output, [options.model])
+    _check_page(options)
     found, draft, reports = _prepare(options, clock, target)
     report = _report(options, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
@@ -70,19 +72,41 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
         report = replace(report, sites=outcome.shown(reports))
     elif options.output is not None and not options.dry_run:
         report = _write(options.output, options, clock, found, draft, report)
-    return replace(report, seconds=clock.seconds)
+    return _show(options, clock, found, draft, replace(report, seconds=clock.seconds))
 
 
 @no_garbage_collection()
 def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
-    """Finds, proves and plans, and writes nothing but what ``--extract`` asks for."""
+    """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for."""
     clock = Clock(progress)
+    _check_page(options)
     extracted: tuple[str, ...] = ()
     found, draft, reports = _prepare(options, clock, targets.get(options.target))
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft)
     report = _report(options, found, draft, reports, clock)
-    return replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+    report = replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+    return _show(options, clock, found, draft, report)
+
+
+def _check_page(options: FuseOptions) -> None:
+    """Raises before anything is done where the page cannot be written."""
+    if options.html is not None:
+        files.check_output(options.html, [options.model, *([options.output] if options.output else [])])
+
+
+def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport) -> FuseReport:
+    """Writes the page where one is asked for; what it draws is of the main graph."""
+    if options.html is None:
+        return report
+    from deltafuse.html_fuse import write_page
+
+    with clock.stage("drawing the page"):
+        main, scope = found.main, found.main.scope
+        evidence = Evidence(found.file, scope.model, scope.kinds, scope.shapes, main.candidates, draft.parts[0])
+        output = None if report.exit or options.dry_run else report.output
+        write_page(options.html, replace(report, output=output), evidence)
+    return replace(report, notes=(*report.notes, f"the page is {options.html}"))
 
 
 def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
 from deltafuse.constants import rounded_constant
 from deltafuse.counts import smallest_running
-from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop
+from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop, tied
 from deltafuse.cuts import open_cut
 from deltafuse.draws import Array
 from deltafuse.feeds import Fed, search_feeds
@@ -230,14 +230,18 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     outlook.expect(likely, setting.pattern)
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
     for fault in (
+        tied(at),
         other_beyond(trial, binding, validity, looping=bool(loops)),
-        alone_fails(trial, at),
         ends_fail(trial, binding, validity, sizes),
         turns_fail(trial, binding, validity, choices),
     ):
         if fault is not None:
             return fault
     errors = errors_on(trial, at)
+    # All draws but the first are those of one sequence: where they agree, and are not too large to tell, so does it.
+    alone = alone_fails(trial, at) if isinstance(errors, Reason) or len(errors) == 1 else None
+    if alone is not None:
+        return alone
     if isinstance(errors, Reason):
         return errors
     proven = replace(trial, binding=at, validity=validity)

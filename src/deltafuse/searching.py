@@ -53,6 +53,7 @@ class Searched:
         anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
             looked for.
         expressions: sites of ordinary expressions.
+        candidates: what was looked at, by the site's name.
         about: name of a site that is no match -> nodes with bodies that it is about.
         inner: bodies that were searched too.
     """
@@ -62,6 +63,7 @@ class Searched:
     trials: Mapping[bytes, Trial]
     anchors: Mapping[str, int]
     expressions: ExpressionSites
+    candidates: Mapping[str, Candidate]
     about: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
     inner: tuple[Searched, ...] = ()
 
@@ -140,7 +142,8 @@ class Search:
             )
         anchors_of = {op for rule in self.recurrences if rule.decay != "none" for op in rule.anchors}
         about = _about(scope, candidates, sites, anchors_of)
-        return Searched(scope, tuple(sites), trials, anchors, expressions, about)
+        named = {candidate.name: candidate for candidate in candidates}
+        return Searched(scope, tuple(sites), trials, anchors, expressions, named, about)
 
     def bodies(self, found: Searched, names: Collection[str] = ()) -> Searched:
         """Searches the bodies of a graph that was searched too, as graphs of their own.

@@ -47,7 +47,7 @@ def find_range(goal: Goal, start: Binding, fixed: int) -> tuple[Validity, Bindin
         return tried[tokens]
 
     low, below = _end(outcome, start.tokens, lambda n: n // 2, 1)
-    high, above = _end(outcome, start.tokens, lambda n: 2 * n, _FAR)
+    high, above = _end(outcome, start.tokens, _further, _FAR)
     at = start.at(max(low, min(high, _PROOF)), start.batch)
     return Validity(low, high, below, above, tuple(sorted(tried))), start if at is None else at
 
@@ -81,6 +81,12 @@ def _end(
         else:
             beyond = middle
     return right, outcome(beyond)
+
+
+def _further(tokens: int) -> int:
+    """Twice as many, but a traced chunk is what ends most ranges: first the largest, then one token beyond it."""
+    chunk = max(_CHUNKS)
+    return max(chunk, tokens + 1) if tokens <= chunk else 2 * tokens
 
 
 def _likely(low: int, high: int) -> tuple[int, ...]:
