@@ -40,14 +40,16 @@ ROOMS = (
         "how anything is done",
         (
             "__init__", "__main__", "cli", "commands*", "parsers*", "api*", "options", "console", "errors",
-            "diagnosis", "limits", "demo", "doctor*", "completion*", "plan_file*",
+            "diagnosis", "limits", "demo", "doctor*", "completion*", "plan_file*", "choosing", "clock", "versions",
+            "file_kinds", "pin_names",
         ),
     ),
     Room(
         "Reports",
         "tables, JSON documents, HTML pages, made from the dataclasses that stages hand on",
         "how a value in a report came about",
-        ("report*", "tables*", "html*", "plots", "notes", "outcome", "reasons", "tree*", "pictures*", "drawing*"),
+        ("report*", "tables*", "html*", "plots", "notes", "outcome", "reasons", "page*", "picture", "layer_map", "evidence",
+         "operator_counts"),
     ),
     Room(
         "The file",
@@ -63,7 +65,7 @@ ROOMS = (
         "values, producers, consumers, classes, subgraphs and functions of one scope",
         "targets, files",
         (
-            "graph", "classes", "scope", "bodies", "subgraphs", "functions", "inlining", "calls", "ordering",
+            "graph", "classes", "scope", "bodies", "enclosed", "subgraphs", "functions", "inlining", "calls", "ordering",
             "while_loops", "constants", "dtypes",
         ),
     ),
@@ -77,7 +79,7 @@ ROOMS = (
         "Finding",
         "where a rule could be: anchors, cones, roots, what lies in bodies and functions",
         "numerics, targets",
-        ("finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers", "parted", "readings",
+        ("searching", "finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers", "parted", "readings",
          "wiring", "signature", "ahead"),
     ),
     Room(
@@ -91,7 +93,7 @@ ROOMS = (
         "a candidate and a pattern make a match, or a reason why not",
         "targets, files",
         (
-            "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "norm*", "validity",
+            "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*", "validity",
             "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
         ),
     ),

@@ -29,6 +29,7 @@ def adjust(
     opsets: Sequence[tuple[str, int]],
     seeds: Sequence[tuple[int, int, int]],
     extra: Mapping[str, int],
+    entered: Collection[int] = (),
 ) -> Adjustments | Reason:
     """Works out what must change outside of the sites.
 
@@ -39,10 +40,11 @@ def adjust(
         opsets: domains and least versions that the new nodes need.
         seeds: (value, axis, size): axes that the new nodes need to be one size.
         extra: further axes to fix, as a user asks for.
+        entered: nodes whose bodies are adjusted by themselves.
     """
     found = Raised()
     for opset in opsets:
-        more = raised(model, *opset, dead)
+        more = raised(model, *opset, {*dead, *entered})
         if isinstance(more, Reason):
             return more
         found = Raised(found.imports + more.imports, more.version, found.replaced + more.replaced)

@@ -63,6 +63,12 @@ class Chosen:
         return tuple(dict.fromkeys(op for profile in profiles.values() for op in profile.ordinary))
 
     @property
+    def control_flow(self) -> bool:
+        """Whether what runs the file takes If, Loop and Scan."""
+        profiles = [choice.target for choice in self.sites.values()] or [self.target]
+        return all(profile.control_flow for profile in profiles)
+
+    @property
     def title(self) -> str:
         """The target or targets, as the report shows them."""
         names = sorted({choice.target.name for choice in self.sites.values()})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from deltafuse.drafting import Draft
+    from deltafuse.drafting import Part
     from deltafuse.finder import Candidate
     from deltafuse.shapes import Shapes
     from deltafuse.wire import Model
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The model, and what was found in it.
+    """The model, and what was found in its main graph.
 
     Attributes:
         file: as it was scanned.
@@ -23,7 +23,7 @@ class Evidence:
         kinds: of the values of `model`.
         shapes: of the values of `model`.
         candidates: by the site's name, what was looked at, a match or not.
-        draft: what is to be written.
+        draft: what is to be changed in the main graph.
     """
 
     file: Model
@@ -31,4 +31,4 @@ class Evidence:
     kinds: bytearray
     shapes: Shapes
     candidates: Mapping[str, Candidate]
-    draft: Draft
+    draft: Part

@@ -85,6 +85,7 @@ def find_expressions(
     taken: Collection[int],
     worker: Worker,
     progress: Progress,
+    names: Collection[str] = (),
 ) -> ExpressionSites:
     """Finds and proves the sites of some patterns.
 
@@ -98,8 +99,9 @@ def find_expressions(
         taken: nodes that belong to other sites.
         worker: runs the cuts; it must stay for as long as the result is used.
         progress: told which pattern is looked for.
+        names: of sites of other graphs of the file.
     """
-    search = _Search(model, kinds, shapes, set(taken), worker)
+    search = _Search(model, kinds, shapes, set(taken), worker, names)
     sites: list[ExpressionSite] = []
     for pattern in sorted(patterns, key=lambda pattern: -sum(most for _, most in pattern.operators.values())):
         progress.note(pattern.name)
@@ -110,8 +112,11 @@ def find_expressions(
 class _Search:
     """Looks for the sites of one pattern after the other in one graph; a node belongs to one site."""
 
-    def __init__(self, model: Model, kinds: bytearray, shapes: Shapes, taken: set[int], worker: Worker) -> None:
+    def __init__(
+        self, model: Model, kinds: bytearray, shapes: Shapes, taken: set[int], worker: Worker, names: Collection[str]
+    ) -> None:
         self.anchors = 0
+        self._names = names
         self._model = model
         self._kinds = kinds
         self._shapes = shapes
@@ -123,7 +128,7 @@ class _Search:
     def sites(self, pattern: Expression) -> list[ExpressionSite]:
         """Matches, and what came close, in the order of their anchors."""
         found: list[_Attempt] = []
-        for anchor in range(len(self._model.graph.op)):
+        for anchor in range(self._model.graph.outer, len(self._model.graph.op)):
             if self._view.op(anchor) not in pattern.anchors or anchor in self._taken:
                 continue
             self.anchors += 1
@@ -133,7 +138,7 @@ class _Search:
             if attempt.outcome:
                 self._taken.update(attempt.nodes)
             found.append(attempt)
-        names = Names(self._model, pattern.name)
+        names = Names(self._model, pattern.name, self._names)
         first: dict[bytes, str] = {}
         return [
             self._site(pattern, attempt, names.of((attempt.anchor, *attempt.nodes)), first)
@@ -231,15 +236,15 @@ def _rank(pattern: Expression, attempt: _Attempt) -> int:
 
 
 class Names:
-    """Names of one pattern's sites, none of which an earlier fuse of the file used.
+    """Names of one pattern's sites, none of which is taken or was used by an earlier fuse of the file.
 
     In a layer that the exporter names: ``layers.3.NAME``, then ``layers.3.NAME.1``; elsewhere ``NAME.0``, ``NAME.1``.
     """
 
-    def __init__(self, model: Model, rule: str) -> None:
+    def __init__(self, model: Model, rule: str, taken: Collection[str] = ()) -> None:
         self._model = model
         self._rule = rule
-        self._taken: set[str] = set()
+        self._taken = set(taken)
 
     def of(self, nodes: Sequence[int]) -> str:
         """The name of a site by its nodes, the anchor first."""

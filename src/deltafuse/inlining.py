@@ -16,7 +16,7 @@ import onnx.inliner
 
 from deltafuse.bodies import is_call
 from deltafuse.buried import holds
-from deltafuse.composing import compose, pieces
+from deltafuse.composing import compose, joined, pieces
 from deltafuse.edits import Changes, Edit, Insertion, apply, build
 from deltafuse.functions import plain_domain
 from deltafuse.graph import Graph
@@ -45,28 +45,23 @@ class Inlined:
     names: tuple[str, ...] = ()
     depth: int = 0
 
-    def composed(
-        self, edits: Sequence[Edit], graph: Graph, sites: Mapping[str, Iterable[int]]
-    ) -> tuple[Edit, ...]:
+    def composed(self, edits: Sequence[Edit], sites: Mapping[str, Sequence[int]]) -> tuple[Edit, ...]:
         """Edits of `model` as edits of the file. What was inlined for a site goes back with it.
 
         Args:
             edits: of `model`.
-            graph: of `model`, in topological order.
-            sites: the nodes of `graph` that each fused site takes, by the site's name.
+            sites: where in `model` the nodes begin that each fused site takes, by the site's name.
         """
         if not self.edits:
             return tuple(edits)
-        starts = graph.spans.starts
         ranges = [(start, stop, label) for start, stop, label in pieces(self.edits) if label]
         owner: dict[str, str] = {}
-        for site, nodes in sites.items():
-            places = [starts[node] for node in nodes]
+        for site, places in sites.items():
             for start, stop, label in ranges:
                 if any(start <= place < stop for place in places):
                     owner.setdefault(label, site)
         own = [replace(edit, site=owner.get(edit.site, "")) for edit in self.edits]
-        return compose(own, edits)
+        return joined(compose(own, edits))
 
 
 def inlined(

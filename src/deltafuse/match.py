@@ -213,6 +213,7 @@ class SiteReport:
     Attributes:
         rule: of a site of an ordinary expression, where there may be no match to tell it; else "".
         emitted: operator -> how many nodes of it stand in the site's place.
+        inside: the body that it lies in, e.g. ``If_3/then_branch``; "" in the main graph.
     """
 
     name: str
@@ -224,6 +225,7 @@ class SiteReport:
     nodes: int = 0
     rule: str = ""
     emitted: Mapping[str, int] = field(default_factory=dict[str, int])
+    inside: str = ""
 
 
 @dataclass(frozen=True)

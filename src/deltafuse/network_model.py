@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deltafuse.enclosed import fused_bodies
 from deltafuse.errors import UserError
 from deltafuse.external import data_files, external_tensors
 from deltafuse.foreign import Foreign, foreign_nodes, write_lowered
@@ -114,7 +115,7 @@ def runnable(
         source: Runnable | Reason = Runnable(model.path, size)
         if foreign is not None and write_lowered(model.path, foreign, plain):
             source = Runnable(plain, size)
-        if _LOWERED & set(model.graph.standard):
+        if _LOWERED & set(model.graph.standard) or any(True for _ in fused_bodies(model)):
             source = _lowered(source, lowered, rounding)
         if taps and isinstance(source, Runnable):
             write_tapped(scan(source.path), taps, tapped)

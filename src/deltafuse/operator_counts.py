@@ -1,9 +1,9 @@
-"""How often each operator stands in the main graph, before and after."""
+"""How often each operator stands in the graphs that were searched, before and after."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import NodeProto
 
@@ -24,20 +24,25 @@ def emitted_of(nodes: Iterable[NodeProto]) -> dict[str, int]:
     return dict(Counter(title(node.op_type, node.domain, fused_type(node) or "") for node in nodes).most_common())
 
 
-def operators_of(file: Model, model: Model, draft: Draft) -> Mapping[str, tuple[int, int]]:
+def operators_of(file: Model, graphs: Sequence[Graph], draft: Draft) -> Mapping[str, tuple[int, int]]:
     """Operator -> nodes of it before and after, the largest change first.
 
     Args:
         file: as it was scanned.
-        model: as the draft numbers it, calls in place.
+        graphs: the main graph as the draft numbers it, calls in place, and the bodies that were entered.
         draft: what is to be changed.
     """
-    before, after = _counted(file.graph), _counted(model.graph)
-    gone = [node for _, nodes in draft.removed for node in nodes]
-    replaced = draft.changes.opsets.replaced
-    after.subtract(_counted(model.graph, [*gone, *(node for node, _ in replaced)]))
-    written = [node for plan in draft.plans for node in adapted_nodes(plan, draft.changes)]
-    after.update(emitted_of([*written, *(node for _, nodes in replaced for node in nodes)]))
+    main, *bodies = graphs
+    before, after = _counted(file.graph), _counted(main)
+    for graph in bodies:
+        inside = _counted(graph, range(graph.outer, len(graph.op)))
+        before, after = before + inside, after + inside
+    for graph, part in zip(graphs, draft.parts, strict=True):
+        replaced = part.changes.opsets.replaced
+        gone = [node for _, nodes in part.removed for node in nodes]
+        after.subtract(_counted(graph, [*gone, *(node for node, _ in replaced)]))
+        written = [node for plan in part.plans for node in adapted_nodes(plan, part.changes)]
+        after.update(emitted_of([*written, *(node for _, nodes in replaced for node in nodes)]))
     ops = {op: (before[op], after[op]) for op in (*before, *after)}
     return dict(sorted(ops.items(), key=lambda item: (-abs(item[1][1] - item[1][0]), item[0])))
 

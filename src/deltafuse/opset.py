@@ -56,7 +56,7 @@ def raised(model: Model, domain: str, version: int, dead: Collection[int] = ()) 
         model: the scanned file.
         domain: "" for ai.onnx.
         version: the least version that is needed.
-        dead: nodes that go anyway.
+        dead: nodes that go anyway, or whose bodies are taken for themselves.
     """
     have = model.opset_imports.get(domain, 0)
     if have >= version:
@@ -68,7 +68,7 @@ def raised(model: Model, domain: str, version: int, dead: Collection[int] = ()) 
     graph, gone = model.graph, frozenset(dead)
     replaced: list[tuple[int, tuple[NodeProto, ...]]] = []
     for index, op in enumerate(graph.op):
-        if graph.domain[index] or index in gone or not (op in _CHANGES or op in _CONTROL):
+        if graph.domain[index] or index in gone or index < graph.outer or not (op in _CHANGES or op in _CONTROL):
             continue
         nodes = adapt(graph.node(index), have, version)
         if isinstance(nodes, Reason):

@@ -64,6 +64,9 @@ def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pic
 
 def _before(evidence: Evidence, site: SiteReport, pictures: Pictures) -> Document | None:
     graph, match = evidence.model.graph, site.match
+    if site.inside:
+        # What is drawn is the main graph.
+        return None
     if match is not None:
         nodes = splice.between(graph, match, evidence.kinds)
         ends = [{name: role.value for name, role in some(match).items()} for some in (_operands, _results)]

@@ -92,6 +92,7 @@ def site_document(site: SiteReport) -> Document:
         "status": site.status,
         "status_note": reason.what if reason is not None and reason.code == "left-out" else None,
         "op": site.op,
+        "inside": site.inside or None,
         **known,
         "nodes": site.nodes,
         "emitted": dict(site.emitted),

@@ -99,7 +99,8 @@ def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:
 def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     """The nodes that nothing needs once the sites are fused, by site.
 
-    What several sites share (exporters share constants and shape arithmetic between layers) counts to the first.
+    What several sites share (exporters share constants and shape arithmetic between layers) counts to the first. What
+    a body reads of the graph around it stays.
     """
     dead = region.dead_nodes(
         graph,
@@ -112,7 +113,7 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     owner = np.zeros(len(graph.op), np.int32)
     for index, plan in (*reversed(numbered), *exact):
         owner[list(plan.match.nodes)] = index
-    gone = np.array(dead, np.int32)
+    gone = np.array([node for node in dead if node >= graph.outer], np.int32)
     owners = owner[gone]
     return tuple((plan.match.name, tuple(gone[owners == index].tolist())) for index, plan in enumerate(plans))
 

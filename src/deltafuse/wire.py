@@ -57,6 +57,8 @@ class Model:
         declarations: every ValueInfoProto of the main graph in the file's order.
         constants: heads of the main graph's initializers, in the file's order, repeated names included.
         allow_outside: external data may lie outside the model's folder.
+        place: "" for the main graph; the body that `graph`, `graph_parts`, `declarations` and `constants` are of, see
+            `deltafuse.enclosed`.
     """
 
     path: Path
@@ -74,6 +76,7 @@ class Model:
     declarations: tuple[Declaration, ...]
     constants: tuple[TensorHead, ...]
     allow_outside: bool = False
+    place: str = ""
 
     @cached_property
     def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:

@@ -173,6 +173,11 @@ class Profile:
         """Names of the operators for ordinary expressions."""
         return tuple(one.op for one in self.others)
 
+    @property
+    def control_flow(self) -> bool:
+        """Whether what reads the output takes If, Loop and Scan; else nothing is fused inside them."""
+        return not self.lint.forbidden_ops
+
     def domain_of(self, op: str) -> str | None:
         """Domain of an operator for ordinary expressions, None where the target has none of that name."""
         return next((one.domain for one in self.others if one.op == op), None)
