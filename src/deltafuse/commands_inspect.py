@@ -34,9 +34,15 @@ def inspect(given: argparse.Namespace) -> int:
         listed = _list(given, types)
         if not (given.sites or given.extract or given.netron):
             return show(given.json, listed, ())
-    if given.netron:
-        _check_netron()
-        given.extract = given.extract or Path(tempfile.mkdtemp(prefix="deltafuse-"))
+    if not given.netron:
+        return _sites(given, listed)
+    _check_netron()
+    with tempfile.TemporaryDirectory(prefix="deltafuse-") as folder:
+        given.extract = given.extract or Path(folder)
+        return _sites(given, listed)
+
+
+def _sites(given: argparse.Namespace, listed: Document) -> int:
     from deltafuse import pipeline
 
     with progress() as shown:
