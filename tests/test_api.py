@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import re
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import onnxruntime
@@ -18,9 +16,9 @@ import deltafuse
 from deltafuse import parsers
 from deltafuse.demo import write_demo
 from deltafuse.options import FuseOptions
+from doc_blocks import blocks
 from exports import export
 
-README = Path(__file__).parents[1] / "README.md"
 VERBS = ["fuse", "inspect", "listing", "lower", "rollback", "verify"]
 TYPES = [
     "DeltafuseError", "FuseOptions", "FuseReport", "InternalError", "Listing", "LowerReport", "Match", "Progress",
@@ -125,7 +123,7 @@ def test_every_keyword_reaches_the_run(monkeypatch, tmp_path, name):
         "patterns": [str(tmp_path)], "pin": False, "pins": {"s": 2}, "boundary": "fp32", "signature": "8",
         "allow_bf16_to_fp16": True, "timeout": 3.0, "record": "none", "keep_going": True, "strict": True,
         "dry_run": True, "batch": 2, "output": "out.onnx", "extract": str(tmp_path),
-        "external_data": "copy", "allow_outside": True, "plan": "plan.json",
+        "external_data": "copy", "allow_outside": True, "html": str(tmp_path / "page.html"), "plan": "plan.json",
     }  # fmt: skip
     given = {key: value for key, value in given.items() if key in keywords(name)}
     assert set(given) == keywords(name) - {"model", "progress"}
@@ -258,8 +256,7 @@ def test_rollback_gives_the_original_back(report, demo, tmp_path):
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    (example,) = (block for block in blocks if "deltafuse.fuse(" in block)
+    (example,) = (block.text for block in blocks("README.md", "python"))
     monkeypatch.chdir(tmp_path)
     write_demo(tmp_path / "demo")
     names = {}

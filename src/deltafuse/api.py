@@ -54,17 +54,23 @@ class _Choices(TypedDict):
     skip_sites: tuple[str, ...]
     rules: tuple[str, ...]
     patterns: tuple[Path, ...]
+    html: Path | None
 
 
 def _choices(
-    sites: Sequence[str], skip_sites: Sequence[str], rules: Sequence[str], patterns: AnyPath | Sequence[AnyPath]
+    sites: Sequence[str],
+    skip_sites: Sequence[str],
+    rules: Sequence[str],
+    patterns: AnyPath | Sequence[AnyPath],
+    html: AnyPath | None,
 ) -> _Choices:
-    """What to look for, as the options have it."""
+    """What to look for and where to show it, as the options have it."""
     return {
         "sites": _texts(sites),
         "skip_sites": _texts(skip_sites),
         "rules": _texts(rules),
         "patterns": _paths(patterns),
+        "html": _path(html),
     }
 
 
@@ -93,12 +99,12 @@ def fuse(
     dry_run: bool = False,
     plan: AnyPath | None = None,
     timeout: float = DEFAULT_TIMEOUT,
+    html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Finds the sites of a model, proves them and writes the fused model, as ``fuse MODEL -o OUT`` does.
 
-    The keywords are described at `FuseOptions`; `pins` maps symbols to sizes. The output is written where one is given
-    and the report's ``exit`` is 0; it is 3 where no site matched, 4 where some are refused.
+    Keywords as in `FuseOptions`; `pins` maps symbols to sizes. Exit 3: no site matched, 4: some are refused.
 
         >>> deltafuse.fuse("prefill.onnx", "prefill-fused.onnx", pins={"seq_len": 128}).exit
         0
@@ -111,7 +117,7 @@ def fuse(
         target=target,
         form=form,
         op=op,
-        **_choices(sites, skip_sites, rules, patterns),
+        **_choices(sites, skip_sites, rules, patterns, html),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,
@@ -149,6 +155,7 @@ def inspect(
     allow_outside: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     extract: AnyPath | None = None,
+    html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Shows the sites of a model and writes no model, as ``fuse inspect MODEL`` does; for its tables see `listing`.
@@ -167,7 +174,7 @@ def inspect(
         target=target,
         form=form,
         op=op,
-        **_choices(sites, skip_sites, rules, patterns),
+        **_choices(sites, skip_sites, rules, patterns, html),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,

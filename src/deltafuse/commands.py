@@ -34,6 +34,7 @@ def _fuse(given: argparse.Namespace) -> int:
     if given.model.is_dir():
         from deltafuse import folder_commands
 
+        refuse_page(given)
         if given.plan is not None:
             raise UserError("usage", "--plan is of one model: give the path of a model")
         return folder_commands.fuse(fuse_options(given), given.json)
@@ -50,6 +51,12 @@ def _inspect(given: argparse.Namespace) -> int:
     from deltafuse.commands_inspect import inspect
 
     return inspect(given)
+
+
+def refuse_page(given: argparse.Namespace) -> None:
+    """Raises where a page is asked for of a folder."""
+    if given.html is not None:
+        raise UserError("usage", "--html is of one model: give the path of a model, not of a folder")
 
 
 def show_fuse(report: Any, as_json: bool, more: Document | None = None, *, tree: bool = False) -> int:

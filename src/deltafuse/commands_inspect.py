@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
 
-from deltafuse.commands import fuse_options, show, show_fuse
+from deltafuse.commands import fuse_options, refuse_page, show, show_fuse
 from deltafuse.console import progress
 from deltafuse.errors import UserError
 from deltafuse.match import FuseReport
@@ -32,7 +32,7 @@ def inspect(given: argparse.Namespace) -> int:
     listed: Document = {}
     if tables:
         listed = _list(given, types)
-        if not (given.sites or given.extract or given.netron):
+        if not (given.sites or given.extract or given.netron or given.html):
             return show(given.json, listed, ())
     if not given.netron:
         return _sites(given, listed)
@@ -76,6 +76,7 @@ def _show(report: FuseReport, given: argparse.Namespace, listed: Document) -> in
 def _folder(given: argparse.Namespace, tables: bool) -> int:
     from deltafuse import folder_commands
 
+    refuse_page(given)
     if tables:
         raise UserError("usage", "--tensors, --nodes and --op TYPE are of one model: give the path of a model")
     if given.detail or given.netron:

@@ -133,7 +133,11 @@ def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | N
         opset_import=[onnx.OperatorSetIdProto(domain=domain, version=v) for domain, v in (own | versions).items()],
         functions=model.local_functions.values(),
     )
-    result = onnx.inliner.inline_selected_functions(alone, [(function.domain, function.name)])
+    try:
+        result = onnx.inliner.inline_selected_functions(alone, [(function.domain, function.name)])
+    except RuntimeError:
+        # A call that does not fit its function: no runtime takes it.
+        return None
     written = [name for one in result.graph.node for name in one.output if name]
     if len(written) != len(set(written)) or not {info.name for info in outputs} <= set(written):
         # A function that no call has a meaning for: it stays as it is.

@@ -25,7 +25,7 @@ from deltafuse.lint_operands import (
     sequence_findings,
     sizes_of,
 )
-from deltafuse.lint_view import Finding, View, is_attention
+from deltafuse.lint_view import Finding, View, is_attention, kind_name
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
@@ -171,6 +171,9 @@ def _unknown(model: Model, profile: Profile, node: int) -> Iterator[Finding]:
     known = ", ".join(dict.fromkeys(one.op for one in profile.operators))
     if "type" not in attributes:
         yield Finding("attribute-missing", name, "type", "absent", known, "say which operator the node calls")
+    elif attributes["type"].type != onnx.AttributeProto.STRING:
+        kinds = kind_name(attributes["type"].type), kind_name(onnx.AttributeProto.STRING)
+        yield Finding("attribute-kind", name, "type", *kinds, f"write type as a string, one of {known}")
     elif "GatedDelta" in str(value_of(attributes["type"])):
         found = str(value_of(attributes["type"]))
         yield Finding("unknown-type", name, "type", found, known, f"use one of {known}, or another --target")

@@ -25,7 +25,7 @@ from deltafuse.graph import Graph
 from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node, read_call
 from deltafuse.lowering_attention import LINEAR_ATTENTION, is_linear_attention, lower_attention, runtime_has
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv, runtime_has_conv
-from deltafuse.opset import adapt
+from deltafuse.opset import OLDEST_RUNTIME, needed
 from deltafuse.options import AttentionMode, ExternalData, Progress, SilentProgress
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
@@ -35,8 +35,6 @@ __all__ = ["LowerReport", "Lowered", "lower"]
 
 #: ReduceSum takes its axes as an input from here on
 _OPSET = 13
-#: what the oldest onnxruntime that deltafuse runs on (1.23) takes
-_OLDEST_RUNTIME = 23
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _NAMES = (CHUNK.encode(), RECURRENT.encode(), LINEAR_ATTENTION.encode(), CAUSAL_CONV.encode())
 _STANDARD = (LINEAR_ATTENTION, CAUSAL_CONV)
@@ -166,18 +164,12 @@ def _check_opset(model: Model) -> None:
 
 
 def _opsets(model: Model, chosen: Sequence[int]) -> tuple[tuple[str, int], ...]:
-    """The opset that the file needs once its standard fused operators are gone; none where it is not known to do.
-
-    An onnxruntime without these operators refuses the opset that came with it, whatever the file holds.
-    """
+    """The opset that the file needs once its standard fused operators are gone; none where it is not known to do."""
     graph, have, others = model.graph, model.opset_imports.get("", 0), set(range(len(model.graph.op))) - set(chosen)
-    if not _has_standard(graph, chosen) or have <= _OLDEST_RUNTIME or model.functions:
+    if not _has_standard(graph, chosen) or model.functions:
         return ()
-    plain = [index for index in sorted(others) if not graph.domain[index]]
-    known = all(onnx.defs.has(op, _OLDEST_RUNTIME, "") for op in {graph.op[index] for index in plain})
-    # A node that means the same in both is one that raising the opset leaves alone.
-    same = known and all(adapt(graph.node(index), _OLDEST_RUNTIME, have) is None for index in plain)
-    return (("", _OLDEST_RUNTIME),) if same else ()
+    wanted = needed((graph.node(index) for index in sorted(others)), have)
+    return (("", wanted),) if wanted < have else ()
 
 
 def _has_standard(graph: Graph, chosen: Sequence[int]) -> bool:
@@ -188,7 +180,7 @@ def _opset_notes(model: Model, chosen: Sequence[int], opsets: Sequence[tuple[str
     have = model.opset_imports.get("", 0)
     if opsets:
         yield f"the file imports opset {opsets[0][1]} in place of {have}, which nothing in it needs any more"
-    elif _has_standard(model.graph, chosen) and have > _OLDEST_RUNTIME:
+    elif _has_standard(model.graph, chosen) and have > OLDEST_RUNTIME:
         yield (
             f"the file still needs opset {have}, which an onnxruntime without the fused operators may refuse: "
             "convert it with onnx.version_converter"

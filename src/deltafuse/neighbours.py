@@ -7,7 +7,7 @@ ones of the rule here, so that a pattern's recurrences serve for them too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from deltafuse import layouts
 from deltafuse.draws import Array, Operands
+from deltafuse.nearest import nearest
 from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
@@ -40,7 +41,11 @@ TEXTS.update(
 
 
 def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
-    """The neighbour of the rule that fits, or that none does."""
+    """The neighbour of the rule that fits, or that none does; and how far the site is from each."""
+    return replace(_why_not(setting, feeds, ran), nearest=nearest(setting, feeds, ran))
+
+
+def _why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
     for diagnose in (_activated, _plain, _without_beta, _transposed, _prefix, erasing, twice):
         found = diagnose(setting, feeds, ran)
         if found is not None:

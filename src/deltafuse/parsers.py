@@ -98,6 +98,11 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     _add_outside(parser)
 
 
+def _add_page(parser: argparse.ArgumentParser) -> None:
+    text = "write what was found, why, and what becomes of it as one page: proofs, pictures; opens without a network"
+    parser.add_argument("--html", type=Path, metavar="FILE", help=text)
+
+
 def _add_search(parser: argparse.ArgumentParser, *, detail: bool = False) -> None:
     """Options that say what to look for and for whom: shared by the plain form and inspect, which shows details."""
     add = parser.add_argument
@@ -139,7 +144,8 @@ def plain_parser() -> Parser:
     _add_data(parser)
     add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
     add("--strict", action="store_true", help="treat a note as a refusal")
-    add("--dry-run", action="store_true", help="do everything but write")
+    add("--dry-run", action="store_true", help="do everything but write the model")
+    _add_page(parser)
     plan = "with --dry-run: write what would be done, site by site, for you to edit; without: do what it says"
     add("--plan", type=Path, metavar="FILE", help=plan)
     add("--version", action="store_true", help="print the versions that a bug report needs")
@@ -157,11 +163,12 @@ def inspect_parser() -> Parser:
     add = parser.add_argument
     _add_outside(parser)
     add("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
+    _add_page(parser)
     add("--netron", action="store_true", help="open the first site, before and after, in netron (extra `netron`)")
     forced = " or ".join(get_args(Operator))
     tables = parser.add_argument_group(
         "tables of any model",
-        "Given after MODEL. No site is looked for then, unless --sites or --extract asks for it.\n"
+        "Given after MODEL. No site is looked for then, unless --sites, --extract or --html asks for it.\n"
         f"--op has two meanings: {forced} is forced where that is legal, as in the plain form, and\n"
         "makes no table; any other name is an operator whose nodes are listed.",
     )

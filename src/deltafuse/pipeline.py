@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deltafuse import classes, drafting, edits, files, outcome, patterns, plan_file, record, splice
 from deltafuse.background import Task
 from deltafuse.choosing import Chosen, of_options
+from deltafuse.clock import Clock
 from deltafuse.drafting import Draft
 from deltafuse.emitted import prove_emitted
+from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.expression_sites import ExpressionSites, find_expressions
@@ -52,6 +52,7 @@ class _Found:
         anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
             looked for.
         expressions: sites of ordinary expressions.
+        candidates: what was looked at, by the site's name.
     """
 
     file: Model
@@ -64,23 +65,7 @@ class _Found:
     trials: Mapping[bytes, Trial]
     anchors: Mapping[str, int]
     expressions: ExpressionSites
-
-
-class _Clock:
-    """Seconds by stage, and the stage shown to the user."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Generator[None]:
-        self.progress.start(name)
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 3)
+    candidates: Mapping[str, Candidate]
 
 
 @no_garbage_collection()
@@ -91,10 +76,11 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
         UserError: the file, an option or the output cannot be used as they are.
         InternalError: emitted nodes are not equal to what they replace.
     """
-    clock = _Clock(progress)
+    clock = Clock(progress)
     for file in ((options.plan,) if options.dry_run else (options.output,)):
         if file is not None:
             files.check_output(file, [options.model])
+    _check_page(options)
     chosen = plan_file.chosen_by(options)
     options = chosen.options
     found, draft, reports = _prepare(options, clock, chosen)
@@ -108,20 +94,41 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
         report = replace(report, sites=outcome.shown(reports))
     elif options.output is not None and not options.dry_run:
         report = _write(options.output, options, clock, found, draft, report)
-    return replace(report, seconds=clock.seconds)
+    return _show(options, clock, found, draft, replace(report, seconds=clock.seconds))
 
 
 @no_garbage_collection()
 def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
-    """Finds, proves and plans, and writes nothing but what ``--extract`` asks for."""
-    clock = _Clock(progress)
+    """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for."""
+    clock = Clock(progress)
+    _check_page(options)
     extracted: tuple[str, ...] = ()
     chosen = of_options(options)
     found, draft, reports = _prepare(options, clock, chosen)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft.plans)
     report = _report(chosen, found, draft, reports, clock)
-    return replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+    report = replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+    return _show(options, clock, found, draft, report)
+
+
+def _check_page(options: FuseOptions) -> None:
+    """Raises before anything is done where the page cannot be written."""
+    if options.html is not None:
+        files.check_output(options.html, [options.model, *([options.output] if options.output else [])])
+
+
+def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport) -> FuseReport:
+    """Writes the page where one is asked for."""
+    if options.html is None:
+        return report
+    from deltafuse.html_fuse import write_page
+
+    with clock.stage("drawing the page"):
+        evidence = Evidence(found.file, found.model, found.kinds, found.shapes, found.candidates, draft)
+        output = None if report.exit or options.dry_run else report.output
+        write_page(options.html, replace(report, output=output), evidence)
+    return replace(report, notes=(*report.notes, f"the page is {options.html}"))
 
 
 def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> tuple[str, ...]:
@@ -132,14 +139,14 @@ def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> 
 
 
 @bounded
-def _prepare(options: FuseOptions, clock: _Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
+def _prepare(options: FuseOptions, clock: Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
         found = _find(options, clock, worker, chosen.ordinary)
         return found, *_plan(chosen, clock, worker, found)
 
 
-def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
+def _find(options: FuseOptions, clock: Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None, operators)
         file = checked(scan(options.model, allow_outside=options.allow_outside))
@@ -153,7 +160,7 @@ def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[
 
 
 def _search(
-    file: Model, base: Inlined, rules: Sequence[Pattern | Expression], clock: _Clock, worker: Worker
+    file: Model, base: Inlined, rules: Sequence[Pattern | Expression], clock: Clock, worker: Worker
 ) -> _Found:
     with clock.stage("scanning"):
         model, order = in_order(base.model)
@@ -181,10 +188,11 @@ def _search(
         matches = [site for site in sites if ordinary and isinstance(site, Match)]
         taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
         expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
-    return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions)
+    named = {candidate.name: candidate for candidate in candidates}
+    return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions, named)
 
 
-def _plan(chosen: Chosen, clock: _Clock, worker: Worker, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
+def _plan(chosen: Chosen, clock: Clock, worker: Worker, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
     """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
     model, shapes, opset = found.model, found.shapes, found.model.opset_imports.get("", 17)
     names = [site.name for site in (*found.sites, *found.expressions.sites)]
@@ -240,7 +248,7 @@ def _report(
     found: _Found,
     draft: Draft,
     reports: tuple[SiteReport, ...],
-    clock: _Clock,
+    clock: Clock,
 ) -> FuseReport:
     options = chosen.options
     gone = sum(len(nodes) for _, nodes in draft.removed)
@@ -264,7 +272,7 @@ def _report(
 
 
 def _write(
-    output: Path, options: FuseOptions, clock: _Clock, found: _Found, draft: Draft, report: FuseReport
+    output: Path, options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport
 ) -> FuseReport:
     with clock.stage("writing"):
         changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)

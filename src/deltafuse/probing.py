@@ -197,7 +197,7 @@ def _row(graph: Graph, value: int, inputs: set[int], outputs: set[int], shapes: 
     dtype, shape = _type(graph, value, head, shapes)
     external = {} if head is None else head.external
     return TensorRow(
-        graph.name(value), kind, None if dtype is None else _dtype_name(dtype), shape, _bytes(dtype, shape),
+        graph.name(value), kind, None if dtype is None else short_dtype(dtype), shape, byte_size(dtype, shape),
         None if node < 0 else node, None if node < 0 else title(graph.op[node], graph.domain[node]),
         len(graph.consumers[value]), value in outputs, external.get("location"),
         head.offset if head is not None and external else None,
@@ -228,12 +228,14 @@ def _size(shapes: Shapes, dim: Dim) -> int | str | None:
     return str(dim) if shapes.is_known(dim) else None
 
 
-def _dtype_name(dtype: int) -> str:
+def short_dtype(dtype: int) -> str:
+    """``float32``, ``float64`` for what onnx calls FLOAT and DOUBLE."""
     name = dtype_name(dtype)
     return _NAMES.get(name.upper(), name)
 
 
-def _bytes(dtype: int | None, shape: tuple[int | str | None, ...] | None) -> int | None:
+def byte_size(dtype: int | None, shape: tuple[int | str | None, ...] | None) -> int | None:
+    """Bytes of a tensor, None where type or sizes are not known."""
     if shape is None or dtype is None or dtype not in onnx.helper.get_all_tensor_dtypes():
         return None
     count = 1

@@ -192,6 +192,10 @@ class Worker:
         except (EOFError, BrokenPipeError):
             self._kill()
             return Reason("worker-died", {"status": self._child.returncode})
+        except BaseException:
+            # An answer that was not read would be taken for that to the next question.
+            self._kill()
+            raise
         if status == "ok":
             return answer
         return Reason(status, {"error": str(answer)})
