@@ -55,7 +55,7 @@ ROOMS = (
         "what a rule is",
         (
             "wire", "scanner", "lockstep", "protobuf", "messages", "tensors", "edits", "composing", "external",
-            "locations", "copies", "files", "turns", "sidecars", "ragged", "sanity", "probing",
+            "locations", "copies", "files", "turns", "sidecars", "ragged", "sanity", "probing", "nesting",
         ),
     ),
     Room(
@@ -64,7 +64,7 @@ ROOMS = (
         "targets, files",
         (
             "graph", "classes", "scope", "bodies", "subgraphs", "functions", "inlining", "calls", "ordering",
-            "while_loops", "constants", "dtypes",
+            "while_loops", "constants", "dtypes", "enclosed",
         ),
     ),
     Room(
@@ -78,7 +78,7 @@ ROOMS = (
         "where a rule could be: anchors, cones, roots, what lies in bodies and functions",
         "numerics, targets",
         ("finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers", "parted", "readings",
-         "wiring", "signature", "ahead"),
+         "wiring", "signature", "ahead", "searching"),
     ),
     Room(
         "Running a cut",
