@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from onnx import AttributeProto, TensorProto
+from onnx import AttributeProto
 
 from deltafuse.bodies import bodies, has_body
 from deltafuse.classes import Kind
+from deltafuse.dtypes import REAL
 from deltafuse.far_reads import FarReads
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
@@ -65,7 +66,6 @@ _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 
-_REAL = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 #: Operators that leave an exponential one.
 _MOVES = frozenset({
     "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast", "Slice", "Gather", "Mul", "Split",
@@ -248,9 +248,9 @@ def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) ->
     if graph.domain[node]:
         return graph.domain[node] == "com.microsoft" and op in CONTRIB
     if op == "Cast":
-        return graph.attributes(node)["to"].i in _REAL
+        return graph.attributes(node)["to"].i in REAL
     if op == "CastLike":
-        return scope.dtype(inputs[1]) in _REAL
+        return scope.dtype(inputs[1]) in REAL
     if op == "Exp":
         # Of anything but the log decay it is no part of the rule, however small it is where it was tried.
         return reach.data[inputs[0]] == 1 and inputs[0] not in reach.curved

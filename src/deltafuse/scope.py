@@ -52,20 +52,21 @@ class Scope:
         """The numbers of a shape or of what was computed from shapes, as far as they are known."""
         if self.shapes is not None:
             return self.shapes.contents(value)
-        outer = self._around(value)
+        outer = self.outer(value)
         return self.around.contents(outer) if outer and self.around is not None else None
 
     def _is_settled_shape(self, node: int) -> bool:
         """In a subgraph, sizes of inner values are those of one step: only what comes from around may vary."""
         if node < 0 or self.graph.standard[node] not in SHAPES:
             return False
-        outer = self._around(self.graph.node_inputs[node][0])
+        outer = self.outer(self.graph.node_inputs[node][0])
         if not outer or self.around is None or self.around.shapes is None:
             return True
         shape = self.around.shapes.shape(outer)
         return shape is not None and all(isinstance(dim, int) for dim in shape)
 
-    def _around(self, value: int) -> int:
+    def outer(self, value: int) -> int:
+        """The value of the scope around that a value is, 0 where it is computed here."""
         return self.body.outside(self.around.graph, value) if self.around and self.body else 0
 
     def number(self, value: int) -> float | None:
@@ -76,7 +77,7 @@ class Scope:
     def constant(self, value: int) -> npt.NDArray[np.float64] | None:
         """The numbers of a constant, None where it is computed or not to be read."""
         node = self.graph.producer[value]
-        outer = self._around(value)
+        outer = self.outer(value)
         if outer and self.around is not None:
             return self.around.constant(outer)
         head = self.graph.initializers.get(value) or (self.graph.constant_head(node) if node >= 0 else None)
