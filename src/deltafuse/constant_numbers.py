@@ -53,6 +53,11 @@ class ConstantNumbers:
             self._known[value] = None if found is None or len(found) > _MOST else found
         return self._known[value]
 
+    def are_zeros(self, value: int) -> bool:
+        """Whether a constant is zero all over."""
+        numbers = self.of(value)
+        return numbers is not None and numbers <= {0.0}
+
     def _found(self, value: int, depth: int) -> Numbers | None:
         graph = self.scope.graph
         node = graph.producer[value]

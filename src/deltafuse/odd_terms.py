@@ -91,7 +91,7 @@ class _Search(TermRules):
             if isinstance(inner, Reason):
                 return inner
             for value, found, result in zip(outputs, kinds, body.graph.outputs[first:], strict=False):
-                found.add(inner.terms.get(result, Term.ZERO if inner.is_nought(result) else Term.BARE))
+                found.add(inner.terms.get(result, Term.ZERO if inner.numbers.are_zeros(result) else Term.BARE))
                 held.update({value} if result in inner.terms else ())
         for value, found in zip(outputs, kinds, strict=True):
             if value not in held:
@@ -112,7 +112,7 @@ class _Search(TermRules):
         numbers = ConstantNumbers(within)
         terms = {value: self.terms[around] for value, around in outer.items() if around in self.terms}
         whole = {value for value in terms if self._is_whole(outer[value])}
-        noughts = [value for value in body.carried if value not in terms and self.is_nought(outer[value])]
+        noughts = [value for value in body.carried if value not in terms and self.numbers.are_zeros(outer[value])]
         terms.update(dict.fromkeys(noughts, Term.ZERO))
         carried = [(value, after) for value, after in body.carried.items() if body.graph.uncast(after) != value]
         while True:

@@ -73,11 +73,6 @@ class TermRules:
         graph = self.scope.graph
         return Reason(code, {"op": graph.op[node], "node": graph.label(node)})
 
-    def is_nought(self, value: int) -> bool:
-        """Whether a constant is zero all over."""
-        numbers = self.numbers.of(value)
-        return numbers is not None and numbers <= {0.0}
-
     def _keeps_log(self, op: str, node: int, inputs: Sequence[int]) -> bool:
         """Whether an operator only makes a whole multiple of the log decay, or masks it, or adds it up."""
         if op == "Neg":
