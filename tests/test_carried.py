@@ -166,7 +166,8 @@ def test_what_a_loop_has_counted_is_no_data(factor: str, code: str, tmp_path: Pa
 def shifting(trips: str, pads: str, ends: str) -> str:
     """The values of all tokens, shifted in each step of an inner loop."""
     return (
-        f"sure = Constant<value = bool {{1}}>()\n    moved = Loop({trips}, sure, value)<body = inner (int64 j, bool m, float[p,r,w,z] x) =>"
+        f"sure = Constant<value = bool {{1}}>()\n    moved = Loop({trips}, sure, value)<body = inner"
+        " (int64 j, bool m, float[p,r,w,z] x) =>"
         f" (bool m2, float[p,r,w,z] x9) {{ m2 = Identity(m)\n    y = Pad(x, {pads})\n    x9 = {ends} }}>\n"
         "    v9 = Gather<axis = 1>(moved, i)\n"
     )

@@ -107,9 +107,7 @@ def find_guard(
     return _search(scope, nodes, reach, exempt, Sizes() if known is None else known)
 
 
-def _search(
-    scope: Scope, nodes: Sequence[int], reach: Reach, exempt: Collection[int], known: Sizes
-) -> Reason | None:
+def _search(scope: Scope, nodes: Sequence[int], reach: Reach, exempt: Collection[int], known: Sizes) -> Reason | None:
     """`find_guard` in one scope."""
     graph = scope.graph
     follower = Follower(scope, reach.sized, known, FarReads(scope, known, reach.moved, reach.whole))
