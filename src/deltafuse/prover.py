@@ -39,8 +39,10 @@ from deltafuse.worker import Worker
 
 TEXTS.update(
     {
-        "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
-        "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule",
+        "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node; "
+        "feed the site nothing that is computed from its own results",
+        "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule; give "
+        "it one number per {wanted}, or leave the site as it is",
     }
 )
 
