@@ -17,6 +17,7 @@ from deltafuse.far_reads import FarReads
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
+from deltafuse.shape_bodies import engines
 from deltafuse.size_choices import period
 from deltafuse.size_flow import GATE, PLACE, SIZE, Flow, FlowKind, Sizes
 from deltafuse.size_rules import Follower
@@ -29,8 +30,8 @@ TEXTS.update(
         "remove it from the model if it is not meant",
         "unsupported-operator": "the operator {op} ({node}) is not known to be smooth in its data, "
         "so the site is not proven; export it as plain arithmetic",
-        "position-gate": "the operator {op} ({node}) makes a step of a loop depend on its number, "
-        "so steps that no trial reaches may differ; the site stays as it is",
+        "position-gate": "the operator {op} ({node}) makes the result depend on a position or on a size, "
+        "so that it may be another where no trial reaches; the site stays as it is",
         "random": "the operator {op} ({node}) draws random numbers; export the model for inference",
         "early-exit": "the loop {node} may end before its last token; give it a condition that is always true",
     }
@@ -195,12 +196,12 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach, follower: Follower) -
     read, outputs = graph.reads(node), graph.node_outputs[node]
     everything = reach.of(read)
     farthest = max((reach.moved.get(value, 0) for value in read), default=0)
-    for body in bodies(scope.model, graph, scope.kinds, node):
+    for body, inside in zip(bodies(scope.model, graph, scope.kinds, node), engines(scope.engine, node), strict=False):
         counted = body.flag != (0, 0) and limit(scope.model, graph, node, body) != 0
         if body.flag != (0, 0) and not counted and not runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
         outer = {value: body.outside(graph, value) for value in range(1, len(body.graph.value_names))}
-        within = Scope(body.model, body.graph, body.kinds, None, scope, body)
+        within = Scope(body.model, body.graph, body.kinds, None, scope, body, inside)
         inner = _Reach(
             {value: reach.data[around] for value, around in outer.items() if around in reach.data}
             | dict.fromkeys(body.carried, everything),

@@ -30,7 +30,7 @@ from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
 from deltafuse.size_choices import ends_fail, turns, turns_fail
-from deltafuse.size_flow import Sizes, one_symbol
+from deltafuse.size_flow import Sizes, sizes_along
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
 from deltafuse.wire import Model
@@ -209,8 +209,11 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     """Everything that is asked of the graph first, then what only runs tell."""
     explained, out, final = fit.explained, fit.out, fit.final
     graph, shapes = setting.model.graph, setting.shapes
+    loose = free_heads(graph, shapes, explained.assignment)
+    if loose is not None:
+        return loose
     ends = [value for value in (out, final) if value is not None]
-    sizes = Sizes({**one_symbol(binding.tokens_dims), **one_symbol(binding.batch_dims)})
+    sizes = sizes_along(binding.tokens_dims, binding.batch_dims, binding.numbers)
     guard = _guard(setting, bench.cut.inputs, ends, sizes)
     if guard is None:
         cut = (setting.model, setting.kinds, shapes, bench.cut.inputs, ends)
@@ -222,9 +225,6 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     short = short_loop(setting.model, setting.kinds, shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
-    loose = free_heads(graph, shapes, explained.assignment)
-    if loose is not None:
-        return loose
     choices = turns(graph, shapes, backward_slice(graph, bench.cut.inputs, ends)[0])
     likely = _likely(trial)
     outlook.expect(likely, setting.pattern)
