@@ -1,13 +1,13 @@
 """Constants of an expression that no draw feels: agreement with a reference tells nothing of what they stand before.
 
 A little of something else, ``y + 1e-20 * x``, is lost beside y on every draw of common size, and shows on larger
-numbers. So each constant is made half as large again, where a node reads it and numbers of one magnitude at a time: what
-the expression is made of shows that at once.
+numbers. So each constant is made half as large again, where a node reads it, and numbers of one magnitude at a time:
+what the expression is made of shows that at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -119,23 +119,34 @@ def _bench(
 def _first_unfelt(
     bench: Bench, trial: SizedTrial, uses: Sequence[_Use], draws: Callable[[], Iterator[Operands]]
 ) -> int | Reason | None:
-    given = [(trial.feeds(operands), trial.run(operands)) for operands in draws()]
     constants = bench.run({}, trial.sizes)
     if isinstance(constants, Reason):
         return constants
+    given: list[tuple[Mapping[int, Array], Operands]] = []
+    for operands in draws():
+        before = trial.run(operands)
+        if isinstance(before, Reason):
+            return before
+        given.append((trial.feeds(operands), before))
     for use in uses:
         for factor in _factors(constants[use.value]):
-            felt = False
-            for feeds, before in given:
-                after = trial.run_fed({**feeds, use.factor: factor})
-                if isinstance(before, Reason) or isinstance(after, Reason):
-                    return before if isinstance(before, Reason) else after
-                felt = not difference(after, before) <= _FELT
-                if felt:
-                    break
-            if not felt:
-                return use.value
+            felt = _is_felt(trial, given, use, factor)
+            if isinstance(felt, Reason) or not felt:
+                return felt if isinstance(felt, Reason) else use.value
     return None
+
+
+def _is_felt(
+    trial: SizedTrial, given: Sequence[tuple[Mapping[int, Array], Operands]], use: _Use, factor: Array
+) -> bool | Reason:
+    """Whether a factor on a constant changes what comes out on any draw."""
+    for feeds, before in given:
+        after = trial.run_fed({**feeds, use.factor: factor})
+        if isinstance(after, Reason):
+            return after
+        if not difference(after, before) <= _FELT:
+            return True
+    return False
 
 
 def _factors(constant: Array) -> Iterator[Array]:
