@@ -39,6 +39,8 @@ from deltafuse.worker import Worker
 TEXTS.update(
     {
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node",
+        "further-operand": "the result {value} depends on {operand} too, which is no operand of {rule}: "
+        "let it act on the operands in front of the site, or take it out of the model",
         "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule",
     }
 )
@@ -213,6 +215,11 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     if loose is not None:
         return loose
     ends = [value for value in (out, final) if value is not None]
+    needed = region.needed_roots(graph, setting.candidate.nodes, setting.roots)
+    further = {root for value in ends for root in needed.get(value, ())} - set(explained.assignment.values.values())
+    if further:
+        args = {"value": graph.name(out), "operand": graph.name(min(further)), "rule": setting.pattern.name}
+        return Reason("further-operand", args)
     sizes = sizes_along(binding.tokens_dims, binding.batch_dims, binding.numbers)
     guard = _guard(setting, bench.cut.inputs, ends, sizes)
     if guard is None:
