@@ -167,14 +167,20 @@ _NEIGHBOURS = {
     "causal-conv-unpadded": Neighbour(partial(_solve, unpadded=True), _reference),
 }
 _TEXTS = {
-    "causal-conv-other": "it is no causal convolution: its window, order or sizes are others",
-    "causal-conv-ahead": "the window of {value} reaches beyond the token: the convolution is not causal",
-    "causal-conv-behind": "the window of {value} ends before the token: CausalConvWithState has the token in it",
-    "causal-conv-unpadded": "in front of {value} there are neither zeros nor a state: the first tokens have no result",
+    "causal-conv-other": "it is no causal convolution: its window, order or sizes are others; compare it with the "
+    "reference in patterns/causal_conv.py",
+    "causal-conv-ahead": "the window of {value} reaches beyond the token: the convolution is not causal; pad on the "
+    "left alone, if a causal convolution is meant",
+    "causal-conv-behind": "the window of {value} ends before the token: CausalConvWithState has the token in it; "
+    "shift the window by a token, if a causal convolution is meant",
+    "causal-conv-unpadded": "in front of {value} there are neither zeros nor a state: the first tokens have no "
+    "result; pad it with zeros on the left or join the state in front, one token less than the kernel is long",
     "causal-conv-groups": "the convolution {value} has {group} groups for {channels} channels and {results} results: "
-    "CausalConvWithState takes each channel by itself",
-    "causal-conv-stride": "the convolution {value} moves on by {step} tokens: CausalConvWithState by one",
-    "causal-conv-dilation": "the taps of {value} are {step} tokens apart: those of CausalConvWithState are neighbours",
+    "CausalConvWithState takes each channel by itself; leave it as a Conv, or give it a group a channel in the model",
+    "causal-conv-stride": "the convolution {value} moves on by {step} tokens: CausalConvWithState by one; leave it as "
+    "a Conv, or use stride 1 in the model",
+    "causal-conv-dilation": "the taps of {value} are {step} tokens apart: those of CausalConvWithState are "
+    "neighbours; leave it as a Conv, or use dilation 1 in the model",
     "causal-conv-auto-pad": "the convolution {value} pads by auto_pad {padding}; write the zeros as pads",
     "causal-conv-target": f"target {{target}} has no {CAUSAL_CONV}; leave this rule out of --rules",
 }
@@ -182,6 +188,10 @@ _TEXTS = {
 
 class _CausalConv(Expression):
     name = "causal_conv"
+    formula = """\
+joined = {past_state} before {x}, along the tokens
+y_t = sum over i of {weight}_i * joined_(t + i) + {bias}, then SiLU where silu is 1; {y} has them all
+{present_state} = the end of joined"""
     operator = CAUSAL_CONV
     anchors = frozenset({"Conv", "ReduceSum"})
     operators = _OPERATORS

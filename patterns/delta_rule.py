@@ -38,13 +38,22 @@ _NEIGHBOURS: dict[str, Recurrence] = {
 }
 
 _TEXTS = {
-    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
-    "read-before-update": "the output reads the state before it is updated",
+    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule; leave "
+    "the site as it is, or subtract S^T k from the value, if a delta rule is meant",
+    "read-before-update": "the output reads the state before it is updated; read the state after its update in the "
+    "model, if the delta rule is meant",
 }
 
 
 class _DeltaRule:
     name = "delta_rule"
+    formula = """\
+S = {state}
+for each token t:
+    d = {beta}[t] * ({value}[t] - S^T {key}[t])
+    S = S + {key}[t] d^T
+    out[t] = {scale} S^T {query}[t], which is row t of {out}
+{final_state} = S"""
     decay: Decay = "none"
     anchors = frozenset({"MatMul", "Einsum", "ReduceSum", "FusedMatMul", "Gemm"})
     fence = frozenset({

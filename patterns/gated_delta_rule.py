@@ -124,22 +124,38 @@ _NEIGHBOURS: dict[str, Recurrence] = {
 
 _TEXTS = {
     "decay-sign": "the state grows by exp(-g) where the rule decays by exp(g); negate g in the model",
-    "decay-missing": "the state does not decay: this is the plain delta rule",
-    "undecayed-read": "the delta is taken from the state before its decay",
-    "undecayed-update": "the update is added to the state before its decay",
-    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
-    "read-before-update": "the output reads the state before it is updated",
+    "decay-missing": "the state does not decay: this is the plain delta rule; look for that one with --rules "
+    "delta_rule, or give the model its decay",
+    "undecayed-read": "the delta is taken from the state before its decay; read the delta from the state after its "
+    "decay, if the gated delta rule is meant",
+    "undecayed-update": "the update is added to the state before its decay; add the update to the state after its "
+    "decay, if the gated delta rule is meant",
+    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule; leave "
+    "the site as it is, or subtract S^T k from the value, if a delta rule is meant",
+    "read-before-update": "the output reads the state before it is updated; read the state after its update in the "
+    "model, if the delta rule is meant",
     "decay-after-update": "the state decays after its update, not before; shift g by one token in the model",
     "decay-after-read": "the state decays after it was updated and read, not before; shift g by one token in the model",
-    "beta-value-only": "beta scales the value but not what is taken away for it",
-    "beta-erase-only": "beta scales what is taken away but not the value",
-    "beta-twice": "beta is applied twice",
-    "diagonal-kept": "the mask in front of the inverse keeps its diagonal, so that a token corrects itself",
+    "beta-value-only": "beta scales the value but not what is taken away for it; multiply what is taken away by beta "
+    "too, if the delta rule is meant",
+    "beta-erase-only": "beta scales what is taken away but not the value; multiply the value by beta too, if the "
+    "delta rule is meant",
+    "beta-twice": "beta is applied twice; apply it once, if the delta rule is meant",
+    "diagonal-kept": "the mask in front of the inverse keeps its diagonal, so that a token corrects itself; mask the "
+    "diagonal too in the model: strictly lower triangular",
 }
 
 
 class _GatedDeltaRule:
     name = "gated_delta_rule"
+    formula = """\
+S = {state}
+for each token t:
+    S = S * exp({g}[t]), one number a head
+    d = {beta}[t] * ({value}[t] - S^T {key}[t])
+    S = S + {key}[t] d^T
+    out[t] = {scale} S^T {query}[t], which is row t of {out}
+{final_state} = S"""
     decay: Decay = "head"
     anchors = frozenset({"Exp"})
     fence = frozenset({

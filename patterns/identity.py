@@ -20,14 +20,18 @@ _OPERATORS = {"Identity": (1, 1)}
 
 
 _TEXTS = {
-    "identity-output": "the Identity that writes {value} stays: that is an output of the graph",
-    "identity-input": "the Identity that writes {value} stays: it copies an input of the graph",
-    "identity-captured": "the Identity that writes {value} stays: the body of a loop or a branch reads it",
+    "identity-output": "the Identity that writes {value} stays: that is an output of the graph; leave it, or name the "
+    "output after what it copies",
+    "identity-input": "the Identity that writes {value} stays: it copies an input of the graph; leave it, or let its "
+    "readers read the input",
+    "identity-captured": "the Identity that writes {value} stays: the body of a loop or a branch reads it; leave it: "
+    "the body names the value that it writes",
 }
 
 
 class _Identity(Expression):
     name = "identity"
+    formula = "{y} = {x}"
     anchors = frozenset({"Identity"})
     operators = _OPERATORS
     roles = ("x",)

@@ -45,14 +45,25 @@ _NEIGHBOURS: dict[str, Recurrence] = {
 
 _TEXTS = {
     "decay-sign": "the state grows by exp(-g) where the rule decays by exp(g); negate g in the model",
-    "undecayed-read": "the delta is taken from the state before its decay",
-    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule",
-    "read-before-update": "the output reads the state before it is updated",
+    "undecayed-read": "the delta is taken from the state before its decay; read the delta from the state after its "
+    "decay, if the gated delta rule is meant",
+    "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule; leave "
+    "the site as it is, or subtract S^T k from the value, if a delta rule is meant",
+    "read-before-update": "the output reads the state before it is updated; read the state after its update in the "
+    "model, if the delta rule is meant",
 }
 
 
 class _KimiDeltaAttention:
     name = "kimi_delta_attention"
+    formula = """\
+S = {state}
+for each token t:
+    S = S * exp({g}[t]), one number a row of S
+    d = {beta}[t] * ({value}[t] - S^T {key}[t])
+    S = S + {key}[t] d^T
+    out[t] = {scale} S^T {query}[t], which is row t of {out}
+{final_state} = S"""
     decay: Decay = "channel"
     anchors = frozenset({"Exp"})
     fence = frozenset({

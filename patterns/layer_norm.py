@@ -173,20 +173,23 @@ _NEIGHBOURS = {
 
 
 _TEXTS = {
-    "layer-norm-axes": "it normalises nothing over its last axes: mean and variance are over other axes, or it is "
-    "no norm",
-    "layer-norm-scale": "scale or bias is not of the size of the axes that are normalised: "
-    "LayerNormalization has no other",
+    "layer-norm-axes": "it normalises nothing over its last axes: mean and variance are over other axes, or it is no "
+    "norm; compare it with the reference in patterns/layer_norm.py",
+    "layer-norm-scale": "scale or bias is not of the size of the axes that are normalised: LayerNormalization has no "
+    "other; give them the size of those axes, or leave the norm as it is",
     "layer-norm-size": "the size of the axes that are normalised is not known, or is one; declare it",
-    "layer-norm-eps": "the epsilon {eps:.9g} is no float32, which the attribute of LayerNormalization is",
+    "layer-norm-eps": "the epsilon {eps:.9g} is no float32, which the attribute of LayerNormalization is; use an "
+    "epsilon that float32 holds",
     "layer-norm-unbiased": "the variance of {value} is divided by one less than the count: "
     "LayerNormalization divides by the count; use unbiased=False in the model",
-    "layer-norm-eps-outside": "epsilon is added behind the root for {value}, not inside it as in LayerNormalization",
+    "layer-norm-eps-outside": "epsilon is added behind the root for {value}, not inside it as in LayerNormalization; "
+    "add epsilon to the variance in the model, or leave the norm as it is",
 }
 
 
 class _LayerNorm(Expression):
     name = "layer_norm"
+    formula = "{y} = ({x} - mean({x})) / sqrt(var({x}) + {eps}) * {scale} + {bias}, over axes from {axis} on"
     anchors = frozenset({"ReduceMean"})
     operators = _OPERATORS
     roles = ("x", "scale", "bias")

@@ -26,14 +26,16 @@ _OPSET = 11
 
 _ZERO = "a bound is 0: where a zero comes out, its sign may be another than before (kernels differ in it)"
 _TEXTS = {
-    "clip-per-channel": "the bounds of {value} differ from element to element, a Clip has one of each; "
-    "it stays as it is",
-    "clip-crossed": "the bounds of {value} leave nothing through: it is {low} whatever goes in; is that meant?",
+    "clip-per-channel": "the bounds of {value} differ from element to element, a Clip has one of each; leave it as it "
+    "is, or give all elements the same bounds in the model",
+    "clip-crossed": "the bounds of {value} leave nothing through: it is {low} whatever goes in; swap the bounds in "
+    "the model, if that is not meant",
 }
 
 
 class _MinMaxClip(Expression):
     name = "min_max_clip"
+    formula = "{y} = min(max({x}, {low}), {high})"
     anchors = frozenset({"Min", "Max", "Clip"})
     operators = dict.fromkeys(("Min", "Max", "Clip"), (0, _LONGEST))
     roles = ("x",)

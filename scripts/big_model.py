@@ -44,6 +44,8 @@ DIMS = {
     "head_dim": 256,
     "intermediate": 9216,
 }
+#: The widths around the rule add nothing to the graph.
+NARROW = DIMS | {"hidden": 64, "vocab": 64, "intermediate": 64}
 TRACED_TOKENS = 32
 OPSET = 17
 ALIGNMENT = 4096
@@ -128,9 +130,9 @@ def export_piece(
     return piece, results if isinstance(results, tuple) else (results,)
 
 
-def pieces() -> dict[str, Piece]:
+def pieces(dims: dict[str, int]) -> dict[str, Piece]:
     """The four parts, in float16."""
-    sizes = Sizes(**DIMS, layers=("linear_attention", "full_attention"))
+    sizes = Sizes(**dims, layers=("linear_attention", "full_attention"))
     model = build(sizes).half()
     ids = torch.zeros(1, TRACED_TOKENS, dtype=torch.int64)
     positions = torch.arange(TRACED_TOKENS).expand(4, 1, -1).contiguous()
@@ -193,7 +195,7 @@ def layer_kinds(linear: int) -> Iterator[str]:
             yield "full"
 
 
-def assemble(parts: dict[str, Piece], linear: int) -> Assembly:
+def assemble(parts: dict[str, Piece], linear: int, dims: dict[str, int]) -> Assembly:
     """Strings the layers together."""
     built = Assembly()
     held: dict[str, list[str]] = {name: [] for name in ("conv", "recurrent", "kv")}
@@ -210,32 +212,32 @@ def assemble(parts: dict[str, Piece], linear: int) -> Assembly:
     outputs = {"conv": "present_conv_states", "recurrent": "present_recurrent_states", "kv": "present_kv_cache"}
     for store, name in outputs.items():
         built.stack(held[store], name)
-    declare(built.graph, {store: len(values) for store, values in held.items()})
+    declare(built.graph, {store: len(values) for store, values in held.items()}, dims)
     return built
 
 
-def declare(graph: onnx.GraphProto, counts: dict[str, int]) -> None:
+def declare(graph: onnx.GraphProto, counts: dict[str, int], dims: dict[str, int]) -> None:
     """Declares inputs and outputs."""
-    width = 2 * DIMS["key_heads"] * DIMS["key_dim"] + DIMS["value_heads"] * DIMS["value_dim"]
-    state = [DIMS["value_heads"], DIMS["key_dim"], DIMS["value_dim"]]
+    width = 2 * dims["key_heads"] * dims["key_dim"] + dims["value_heads"] * dims["value_dim"]
+    state = [dims["value_heads"], dims["key_dim"], dims["value_dim"]]
     whole, half, single = TensorProto.INT64, TensorProto.FLOAT16, TensorProto.FLOAT
     shapes: dict[str, tuple[int, list[int | str]]] = {
         "input_ids": (whole, ["batch", "seq_len"]),
         "attention_mask": (whole, ["batch", "seq_len"]),
         "position_ids": (whole, [4, "batch", "seq_len"]),
-        "logits": (half, ["batch", "seq_len", DIMS["vocab"]]),
+        "logits": (half, ["batch", "seq_len", dims["vocab"]]),
         "present_conv_states": (half, [counts["conv"], "batch", width, 4]),
         "present_recurrent_states": (single, [counts["recurrent"], "batch", *state]),
-        "present_kv_cache": (half, [counts["kv"], "batch", DIMS["kv_heads"], "seq_len", DIMS["head_dim"]]),
+        "present_kv_cache": (half, [counts["kv"], "batch", dims["kv_heads"], "seq_len", dims["head_dim"]]),
     }
     for name, (dtype, shape) in shapes.items():
         place = graph.input if name in PREFILL_INPUTS else graph.output
         place.append(helper.make_tensor_value_info(name, dtype, shape))
 
 
-def write_big_prefill(path: Path, linear: int) -> None:
+def write_big_prefill(path: Path, linear: int, dims: dict[str, int] = DIMS) -> None:
     """Writes the model and, beside it, its weights: a file of that size without contents."""
-    write(assemble(pieces(), linear), path)
+    write(assemble(pieces(dims), linear, dims), path)
 
 
 def write_big_decode(path: Path, linear: int) -> None:
@@ -244,7 +246,7 @@ def write_big_decode(path: Path, linear: int) -> None:
     The dims of the rule are real; the widths around it, which add nothing to the graph, are small.
     """
     layers = tuple(f"{kind}_attention" for kind in layer_kinds(linear))
-    sizes = Sizes(**DIMS | {"hidden": 64, "vocab": 64, "intermediate": 64}, layers=layers)
+    sizes = Sizes(**NARROW, layers=layers)
     model = build(sizes).half()
     with TemporaryDirectory() as folder, exporting(qwen35), contextlib.redirect_stdout(io.StringIO()):
         whole = Path(folder) / "decode.onnx"

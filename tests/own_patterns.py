@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from doc_blocks import blocks
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
 #: 1 / x, without an exponential anywhere.
-(RECIPROCAL,) = (block for block in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "PATTERN" in block)
+(RECIPROCAL,) = (block.text for block in blocks("docs/patterns.md", "python") if "PATTERN" in block.text)
 
 #: A causal depthwise convolution: several roles, weights and an optional bias among them, two outputs, an operator that
 #: only one target has, and its plain form for proofs.

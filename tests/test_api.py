@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import re
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import onnxruntime
@@ -18,9 +16,9 @@ import deltafuse
 from deltafuse import parsers
 from deltafuse.demo import write_demo
 from deltafuse.options import FuseOptions
+from doc_blocks import blocks
 from exports import export
 
-README = Path(__file__).parents[1] / "README.md"
 VERBS = ["fuse", "inspect", "listing", "lower", "rollback", "verify"]
 TYPES = [
     "DeltafuseError", "FuseOptions", "FuseReport", "InternalError", "Listing", "LowerReport", "Match", "Progress",
@@ -78,7 +76,9 @@ def keywords(name):
 
 
 def options(parser):
-    return {action.dest for action in parser._actions} - {"help", "json", "version"}
+    return {action.dest for action in parser._actions} - {
+        "help", "json", "version", "install_completion", "show_completion",
+    }  # fmt: skip
 
 
 #: What goes by another name in Python, or is no option of the command.
@@ -86,6 +86,8 @@ RENAMED = {
     "fuse": {}, "inspect": {}, "verify": {"dim": "dims"}, "rollback": {"all": "all_records"}, "lower": {},
 }  # fmt: skip
 TABLES = {"tensors", "nodes"}
+#: How the command shows what the report holds.
+SHOWN = {"detail", "netron"}
 
 
 @pytest.mark.parametrize("name", sorted(RENAMED))
@@ -93,15 +95,15 @@ def test_every_option_of_the_command_is_a_keyword(name):
     parser = parsers.plain_parser() if name == "fuse" else parsers.PARSERS[name]()
     wanted = {RENAMED[name].get(option, option) for option in options(parser)}
     if name == "inspect":
-        assert wanted >= TABLES
-        wanted -= TABLES
+        assert wanted >= TABLES | SHOWN
+        wanted -= TABLES | SHOWN
     assert wanted <= keywords(name)
 
 
 def test_every_field_of_the_options_is_a_keyword():
     fields = {field.name for field in dataclasses.fields(FuseOptions)}
     assert keywords("fuse") == fields - {"extract"} | {"progress"}
-    writing = {"output", "record", "external_data", "keep_going", "strict", "dry_run"}
+    writing = {"output", "record", "external_data", "keep_going", "strict", "dry_run", "plan"}
     assert keywords("inspect") == fields - writing | {"progress"}
     assert keywords("listing") >= TABLES
 
@@ -121,7 +123,7 @@ def test_every_keyword_reaches_the_run(monkeypatch, tmp_path, name):
         "patterns": [str(tmp_path)], "pin": False, "pins": {"s": 2}, "boundary": "fp32", "signature": "8",
         "allow_bf16_to_fp16": True, "timeout": 3.0, "record": "none", "keep_going": True, "strict": True,
         "dry_run": True, "batch": 2, "output": "out.onnx", "extract": str(tmp_path),
-        "external_data": "copy", "allow_outside": True,
+        "external_data": "copy", "allow_outside": True, "html": str(tmp_path / "page.html"), "plan": "plan.json",
     }  # fmt: skip
     given = {key: value for key, value in given.items() if key in keywords(name)}
     assert set(given) == keywords(name) - {"model", "progress"}
@@ -254,8 +256,7 @@ def test_rollback_gives_the_original_back(report, demo, tmp_path):
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    (example,) = (block for block in blocks if "deltafuse.fuse(" in block)
+    (example,) = (block.text for block in blocks("README.md", "python"))
     monkeypatch.chdir(tmp_path)
     write_demo(tmp_path / "demo")
     names = {}

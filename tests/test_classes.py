@@ -120,6 +120,14 @@ def test_a_large_array_is_not_looked_at(tmp_path: Path) -> None:
     assert kinds(one("y = Add(x, c)", zeros), tmp_path)["c"] == Kind.WEIGHT
 
 
+@pytest.mark.parametrize(("corner", "kind"), [(0.0, Kind.CONSTANT), (1.0, Kind.WEIGHT)])
+def test_of_large_arrays_only_a_zero_state_is_structural(corner: float, kind: Kind, tmp_path: Path) -> None:
+    # A static export of 32 heads of 128 by 128 holds a state of 2 MiB.
+    state = np.zeros((1, 32, 128, 128), np.float32)
+    state[0, 0, 0, 0] = corner
+    assert kinds(one("y = Mul(x, c)", numpy_helper.from_array(state, "c")), tmp_path)["c"] == kind
+
+
 def test_an_array_outside_the_file_is_read_where_it_may_be_structural(tmp_path: Path) -> None:
     tensor = numpy_helper.from_array(MASK, "c")
     (tmp_path / "mask.bin").write_bytes(tensor.raw_data)

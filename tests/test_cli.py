@@ -233,7 +233,9 @@ def test_exit_4_where_the_batch_is_four(fuse: Fuse, tmp_path: Path) -> None:
     assert not output.exists()
     plain = fuse(FOUR, "-o", output)
     assert plain.exit == 4
-    assert done.document["sites"][0]["reason"]["text"] in plain.out
+    reason = done.document["sites"][0]["reason"]
+    assert f"({reason['code']}): {reason['text'].removesuffix('; ' + reason['fix'])}\n" in plain.out
+    assert f"  fix: {reason['fix']}\n" in plain.out
 
 
 @pytest.mark.parametrize("name", ["leak_ts17"])

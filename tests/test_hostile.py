@@ -28,6 +28,7 @@ from exports import export
 Fuse = Callable[..., Outcome]
 Change = Callable[[ModelProto], "ModelProto | bytes | None"]
 SOURCE = export("rec_ts17_eqheads_nofinal").path
+ZOO = Path(__file__).parent / "zoo"
 #: Seconds that a command may take on any of these files; alone it is one or two.
 PATIENCE = 30
 
@@ -205,6 +206,24 @@ def a_location_without_end(model: ModelProto) -> None:
     external(model, location="a" * 5000)
 
 
+def a_domain_s_version_below_one(model: ModelProto) -> None:
+    model.opset_import.append(onnx.OperatorSetIdProto(domain="com.microsoft", version=-1))
+
+
+def a_loop_s_body_with_more_than_is_given(_: ModelProto) -> ModelProto:
+    model = onnx.load(export("loop_list").path)
+    (loop,) = of(model, "Loop")
+    body = next(one.g for one in loop.attribute if one.name == "body")
+    body.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, None))
+    return model
+
+
+def a_call_with_more_than_its_function_gives(_: ModelProto) -> ModelProto:
+    model = onnx.load(ZOO / "steps_gates__function.onnx")
+    del model.functions[0].output[-1]
+    return model
+
+
 def nothing(_: ModelProto) -> bytes:
     return b""
 
@@ -234,6 +253,8 @@ REFUSED: dict[Change, str] = {
     no_opset_of_a_domain: "opset-missing",
     an_opset_of_the_future: "opset-unknown",
     an_opset_below_one: "opset-unknown",
+    a_domain_s_version_below_one: "opset-unknown",
+    a_loop_s_body_with_more_than_is_given: "body-inputs",
     nested_beyond_protobuf: "nested-too-deep",
     nested_beyond_recursion: "nested-too-deep",
     a_function_that_calls_itself: "function-recursive",
@@ -386,7 +407,7 @@ LEFT_ALONE = [
     enormous_dims, negative_dims, many_dims, enormous_constants, a_shape_without_end, a_range_without_end,
     short_constants, absurd_attributes, attributes_of_other_kinds, nodes_without_inputs, names_that_are_empty,
     types_that_are_none, inputs_that_are_sequences, a_loop_without_end, groups_in_each_other,
-    offsets_that_are_no_numbers, no_graph_inside,
+    offsets_that_are_no_numbers, no_graph_inside, a_call_with_more_than_its_function_gives,
 ]  # fmt: skip
 
 

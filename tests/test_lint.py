@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from deltafuse import targets
 from deltafuse.fused import kernel
@@ -193,6 +193,10 @@ def control_flow(op: str) -> Edit:
     return edit
 
 
+#: What the reference exporter feeds.
+FED = (
+    "query", "key", "value", "beta", "g", "state", "lengths", "slots", "accepted",
+)  # fmt: skip
 SLOTS = np.zeros(3, np.int32)
 NAMES = ["query", "key", "value", "beta", "initial_state", "actual_seq_lengths", "g"]
 
@@ -320,6 +324,11 @@ def test_a_fault_of_a_custom_node_is_found(fault, tmp_path):
     report = lint_edited(tmp_path, "ascend-310p", site, edit)
     found = {(finding.code, finding.part) for finding in report.findings}
     assert (code, part) in found
+    assert_mendable(report)
+
+
+def assert_mendable(report: LintReport) -> None:
+    """Each finding says where it is, what is there, what should be and what to do."""
     assert report.exit == 5
     for finding in report.findings:
         assert finding.node
@@ -328,14 +337,36 @@ def test_a_fault_of_a_custom_node_is_found(fault, tmp_path):
         assert finding.fix
 
 
+CUSTOM = {"ChunkGatedDeltaRule": CHUNK, "RecurrentGatedDeltaRule": DECODE}
+OPERATORS = {one.op: one for one in targets.get("ascend-310p").operators if len(one.inputs) in (7, 10)}
+RULES = [(op, rule.name) for op in CUSTOM for rule in OPERATORS[op].attributes]
+PORTS = [(op, place) for op in CUSTOM for place, _ in enumerate(OPERATORS[op].fed(FED))]
+
+
+@pytest.mark.parametrize(("op", "name"), RULES)
+def test_each_attribute_that_is_absent_or_of_another_kind_is_found(op, name, tmp_path):
+    (rule,) = (rule for rule in OPERATORS[op].attributes if rule.name == name)
+    report = lint_edited(tmp_path, "ascend-310p", CUSTOM[op], set_attribute(name, None))
+    assert {("attribute-missing", name)} == {(f.code, f.part) for f in report.findings if f.part == name}
+    assert_mendable(report)
+    other = [1.5] if rule.kind != AttributeProto.FLOATS else "1.5"
+    report = lint_edited(tmp_path, "ascend-310p", CUSTOM[op], set_attribute(name, other))
+    assert ("attribute-kind", name) in {(f.code, f.part) for f in report.findings}
+    assert_mendable(report)
+
+
+@pytest.mark.parametrize(("op", "place"), PORTS)
+def test_each_input_of_another_type_is_found(op, place, tmp_path):
+    operator = OPERATORS[op]
+    port = operator.inputs[operator.fed(FED)[place]]
+    wrong = TensorProto.INT64 if TensorProto.INT32 in port.dtypes else TensorProto.DOUBLE
+    report = lint_edited(tmp_path, "ascend-310p", CUSTOM[op], convert(place, "Cast", to=wrong))
+    assert ("input-dtype", port.name) in {(f.code, f.part) for f in report.findings}
+    assert_mendable(report)
+
+
 # Files that an export-time symbolic writes: torch's graph.op("Custom", ...), attributes in alphabetical order, nothing
 # declared of the results, one constant for lengths and accepted tokens, a Cast to float16 of what is float16.
-
-
-#: What the reference exporter feeds.
-FED = (
-    "query", "key", "value", "beta", "g", "state", "lengths", "slots", "accepted",
-)  # fmt: skip
 
 
 def exported(op: str, sizes: dict[str, int]) -> onnx.ModelProto:
@@ -421,7 +452,7 @@ def test_sizes_beyond_a_kernels_limits_are_found(op, sizes, code, tmp_path):
     onnx.save(exported(op, sizes), path)
     report = lint(path, "ascend-310p")
     assert code in {finding.code for finding in report.findings}
-    assert report.exit == 5
+    assert_mendable(report)
 
 
 # LinearAttention.
@@ -479,7 +510,18 @@ def test_a_fault_of_linear_attention_is_found(fault, tmp_path):
     target, edit, code, part = ATTENTION_FAULTS[fault]
     report = lint_edited(tmp_path, target, Site(tokens=20, batch=1), edit)
     assert (code, part) in {(finding.code, finding.part) for finding in report.findings}
-    assert report.exit == 5
+    assert_mendable(report)
+
+
+def test_there_are_faults_enough():
+    # One test each: those of the tables, whose names differ.
+    assert len(CUSTOM_FAULTS) >= 50
+    assert len(ATTENTION_FAULTS) >= 20
+    assert {entry[2] for entry in CUSTOM_FAULTS.values()} >= {
+        "attribute-missing", "attribute-extra", "attribute-kind", "attribute-order", "attribute-value", "input-index",
+        "output-count", "input-dtype", "dtype", "output-types", "outputs-shape", "declared-type", "not-constant",
+        "rgdr-tokens", "state-shared", "state-not-fresh", "control-flow",
+    }  # fmt: skip
 
 
 # Good files.

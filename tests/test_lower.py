@@ -769,16 +769,45 @@ def test_foreign_custom_nodes_are_left_and_named(tmp_path):
     assert onnx.load(tmp_path / "lowered.onnx").graph.node[-1] == node
 
 
-def test_a_fused_node_inside_a_subgraph_is_left_and_noted(tmp_path):
+def branching(**names: str) -> onnx.ModelProto:
+    """A fused node, and the same in both branches of an If; inner values are renamed as told."""
     inner = site(GRAPH.format(outputs="float16[2, T, 4] ours_moved", tail=""))
     custom = next(node for node in inner.graph.node if node.op_type == "Custom")
+    custom.output[:] = [names.get(name, f"in_{name}") for name in custom.output]
     model = site(GRAPH.format(outputs="float16[2, T, 4] ours_moved", tail=""))
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    branch = helper.make_graph([custom], "branch", [], [helper.make_tensor_value_info("ours_out", HALF, None)])
+    result = helper.make_tensor_value_info(custom.output[0], HALF, None)
+    branch = helper.make_graph([custom], "branch", [], [result])
     model.graph.node.append(helper.make_node("If", ["yes"], ["chosen"], then_branch=branch, else_branch=branch))
+    model.graph.output.append(helper.make_tensor_value_info("chosen", HALF, None))
+    return model
+
+
+def test_a_fused_node_inside_a_branch_is_lowered_where_it_is(tmp_path):
+    report = lower(saved(branching(), tmp_path), tmp_path / "lowered.onnx")
+    assert [(node.name, node.op) for node in report.lowered] == [
+        ("ours_out", "ChunkGatedDeltaRule"),
+        ("chosen/else_branch/in_ours_out", "ChunkGatedDeltaRule"),
+        ("chosen/then_branch/in_ours_out", "ChunkGatedDeltaRule"),
+    ]
+    assert report.notes == ()
+    after = onnx.load(tmp_path / "lowered.onnx")
+    branch = next(node for node in after.graph.node if node.op_type == "If").attribute[0].g
+    assert not {node.op_type for node in (*after.graph.node, *branch.node)} & {"Custom"}
+    assert len(branch.node) > 10
+    moved, chosen = run(tmp_path / "lowered.onnx", feeds_of_graph())
+    assert np.array_equal(moved, chosen.transpose(1, 0, 2))
+    assert np.abs(chosen).max() > 0.1
+
+
+def test_a_fused_node_inside_a_body_without_a_meaning_of_its_own_is_left_and_noted(tmp_path):
+    # The branch gives a value twice: once by the node, once by an initializer.
+    model = branching()
+    for attribute in model.graph.node[-1].attribute:
+        attribute.g.initializer.append(numpy_helper.from_array(np.zeros(1, np.float16), attribute.g.node[0].output[0]))
     report = lower(saved(model, tmp_path), tmp_path / "lowered.onnx")
-    assert len(report.lowered) == 1
-    assert any("inside a subgraph" in note for note in report.notes)
+    assert [node.name for node in report.lowered] == ["ours/rule"]
+    assert any("in_ours_out' is given more than once" in note for note in report.notes)
 
 
 def test_the_package_names_the_function(tmp_path):

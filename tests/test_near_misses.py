@@ -101,7 +101,8 @@ def test_a_value_that_is_missing_at_one_token_is_refused(tmp_path: Path) -> None
     nodes = {node.output[0]: node for node in model.graph.node}
     first = nodes["/Gather_2_output_0"]
     value, zeros = nodes[first.input[0]], nodes["/Constant_28_output_0"]
-    assert list(zeros.attribute[0].t.dims) == [1, 4, 4, 32] and value.op_type == "Cast"
+    assert list(zeros.attribute[0].t.dims) == [1, 4, 4, 32]
+    assert value.op_type == "Cast"
     first.input[0] = zeros.output[0]
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
     assert (report.exit, graphs.codes(report)) == (3, ["not-the-rule"])

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from deltafuse.adjusting import Adjustments
 from deltafuse.edits import build
-from deltafuse.opset import Raised, adapt, raised, stale
+from deltafuse.opset import Raised, adapt, import_needed, needed, raised, stale
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.pipeline import fuse
 from deltafuse.reasons import Reason
@@ -234,3 +234,22 @@ def test_verify_tells_an_opset_that_was_raised_for_nothing(tmp_path):
     onnx.save(model, changed)
     report = verify(source.path, changed, level="site")
     assert [finding.code for finding in report.findings] == ["changed-opset"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "version"),
+    [
+        ([helper.make_node("Mul", ["x", "x"], ["y"])], 23),
+        ([helper.make_node("Anything", ["x"], ["y"], domain="com.microsoft")], 23),
+        ([helper.make_node("LinearAttention", ["x", "x", "x"], ["y", "s"])], 27),
+    ],
+)
+def test_an_older_import_does_where_nothing_needs_the_newer_one(nodes, version):
+    assert needed(nodes, 27) == version
+    assert needed(nodes, 18) == 18
+    body = helper.make_graph(nodes, "body", [], [])
+    branch = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    assert needed([branch], 27) == version
+    model = helper.make_model(helper.make_graph([branch], "g", [], []), opset_imports=[helper.make_opsetid("", 27)])
+    import_needed(model)
+    assert model.opset_import[0].version == version

@@ -73,6 +73,17 @@ def test_a_kernel_that_is_wide_in_one_of_two_axes(sizes: tuple[int, int], pads: 
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_softplus_has_a_double_form_inside_functions_too() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+    g (float[7] x) => (float[7] y, float[7] z) { y = Softplus(x)  z = local.Gate(x) }
+    <domain: "local", opset_import: ["" : 17]> Gate (x) => (y) { y = Softplus(x) }"""
+    x = np.array([-800.0, -40.0, -1.0, 0.0, 1.0, 40.0, 800.0])
+    y, z = graphs.double(graphs.parse(text)).run(None, {"x": x})
+    np.testing.assert_allclose(y, np.logaddexp(x, 0), rtol=1e-14, atol=1e-16)
+    np.testing.assert_array_equal(y, z)
+
+
 @pytest.mark.parametrize(("op", "domain"), [("QuickGelu", "com.microsoft"), ("Swish", "")])
 @pytest.mark.parametrize("alpha", [None, 1.0, 1.5])
 def test_gates_of_one_operator_have_a_double_form(op: str, domain: str, alpha: float | None) -> None:

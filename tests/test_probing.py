@@ -88,8 +88,9 @@ def test_tensors_are_filtered_by_a_regular_expression(small):
 def test_nodes_in_the_order_of_the_file(small):
     found = listing(small, nodes="")
     assert found.tensors is None
-    assert found.nodes[0] == NodeRow(0, "head/MatMul", "MatMul", "", ("hidden", "weight"), ("product",))
-    assert found.nodes[5] == NodeRow(5, "", "Unheard", "com.microsoft", ("chosen",), ("mystery",))
+    reads, shapes = ("hidden", "weight"), (("batch", 3),)
+    assert found.nodes[0] == NodeRow(0, "head/MatMul", "MatMul", "", reads, ("product",), shapes)
+    assert found.nodes[5] == NodeRow(5, "", "Unheard", "com.microsoft", ("chosen",), ("mystery",), (None,))
     assert [row.index for row in found.nodes] == list(range(8))
     assert found.ops == {
         "MatMul": 1, "Constant": 1, "Add": 1, "com.microsoft.Gelu": 1, "If": 1, "com.microsoft.Unheard": 1,
@@ -210,7 +211,8 @@ def test_each_table_has_a_key_of_its_own(fuse, small):
     }  # fmt: skip
     document = fuse("inspect", small, "--nodes", "^head", "--op", "Add", "--json").document
     assert document["nodes"] == [
-        {"index": 2, "name": "head/Add", "op": "Add", "domain": "", "inputs": ["product", "one"], "outputs": ["sum"]}
+        {"index": 2, "name": "head/Add", "op": "Add", "domain": "", "inputs": ["product", "one"], "outputs": ["sum"],
+             "shapes": [["batch", 3]]}
     ]
     assert document["ops"] == {"Add": 1}
     assert "tensors" not in document
@@ -231,7 +233,7 @@ def test_tables_and_sites_in_one_document(fuse):
     assert [node["op"] for node in document["nodes"]] == ["Exp"] * 3
     done = fuse("inspect", path, "--nodes", "Exp", "--sites", "*")
     assert done.exit == 0
-    assert done.out.splitlines()[0].split() == ["node", "operator", "name", "inputs", "outputs"]
+    assert done.out.splitlines()[0].split() == ["node", "operator", "name", "inputs", "outputs", "shapes"]
     assert "1 match" in done.out
 
 

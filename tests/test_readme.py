@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import export_unfused
 from deltafuse import cli
+from doc_blocks import ROOT, blocks, run, steps
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
-#: What makes an environment; the one that runs these tests is there already.
-SETTING_UP = ("python3 -m venv", ". .venv/bin/activate", "pip install")
-
-
-def steps(block: str) -> list[str]:
-    """The commands of a block, but for those that make an environment."""
-    commands = [command for line in block.splitlines() for command in line.split(" && ")]
-    return [command for command in commands if not command.startswith(SETTING_UP)]
+BLOCKS = [block.text for block in blocks("README.md", "bash")]
 
 
 def test_there_are_the_blocks_that_are_tested() -> None:
-    # The last two are run where what they export is looked at: tests/test_export_unfused.py.
     assert len(BLOCKS) == 5
 
 
 def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
-    quick, more, *_ = BLOCKS
-    commands = steps(quick) + steps(more)
+    quick, more, _, _, plans = BLOCKS
+    commands = steps(quick) + steps(more) + steps(plans)
     assert len(quick.splitlines()) == 1
     assert [command.split()[0] for command in steps(quick)] == ["fuse"] * 4 + ["cmp"]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    script = "\n".join(["set -euo pipefail", *commands])
-    run = ["bash", "-c", script]
-    done = subprocess.run(
-        run, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
-    )
+    done = run(commands, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     demo = tmp_path / "demo"
     assert (demo / "prefill-back.onnx").read_bytes() == (demo / "prefill.onnx").read_bytes()
@@ -51,9 +35,32 @@ def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
 
 def test_ci_calls_exactly_the_lines_for_development() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
-    development = BLOCKS[2].splitlines()
-    assert len(development) == 2
-    assert lines[-len(development) :] == development
+    newest, oldest = (block.splitlines() for block in BLOCKS[2:4])
+    made = [index for index, line in enumerate(lines) if line.startswith("python3 -m venv")]
+    assert len(made) == 2
+    for begin, end, block in zip(made, (made[1] - 1, len(lines)), (newest, oldest), strict=True):
+        assert len(block) == 2
+        assert lines[end - 2 : end] == block
+        assert lines[begin + 2].endswith("/bin/activate\"")
+
+
+def test_the_oldest_releases_are_those_that_are_declared() -> None:
+    declared = (ROOT / "pyproject.toml").read_text()
+    pinned = re.findall(r"^([a-z-]+)==([0-9.]+)$", (ROOT / "constraints-oldest.txt").read_text(), flags=re.MULTILINE)
+    bounds = dict(re.findall(r'"([a-z-]+)>=([0-9.]+)"', declared))
+    exact = {"numpy": "1.26.4", "onnx": "1.19.1", "onnxruntime": "1.24.2"}
+    assert exact.items() <= dict(pinned).items()
+    for name, version in pinned:
+        # A bound names as much of a version as matters; onnxruntime's is the last for Python 3.10.
+        assert version.startswith(bounds[name]) or name == "onnxruntime"
+        assert [int(part) for part in version.split(".")] >= [int(part) for part in bounds[name].split(".")]
+
+
+def test_what_runs_with_the_oldest_releases_is_there_and_needs_no_torch() -> None:
+    files = [ROOT / line for line in (ROOT / "tests/oldest.txt").read_text().splitlines()]
+    assert files == sorted(set(files))
+    for path in files:
+        assert "torch" not in re.findall(r"^(?:import|from) (\w+)", path.read_text(), flags=re.MULTILINE)
 
 
 def test_ci_can_be_run() -> None:

@@ -65,15 +65,17 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
         "pinned",
         "notes",
         "extracted",
+        "operators",
     ]
     assert document["schema"] == 1
     assert document["error"] is None
     assert (document["nodes_before"], document["nodes_after"]) == (8808, 1275)
     assert document["seconds"] == {"scanning": 0.123, "proving": 1.0}
-    assert document["pinned"] == [{"value": "input_ids", "axis": 0, "was": "batch", "now": 1}]
+    assert document["pinned"] == [{"value": "input_ids", "axis": 0, "was": "batch", "now": 1, "kind": "input"}]
     assert set(document["sites"][0]) == {
         "name",
         "status",
+        "status_note",
         "rule",
         "form",
         "op",
@@ -85,6 +87,7 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
         "l2norm_eps",
         "valid_tokens",
         "nodes",
+        "emitted",
         "proof",
         "reason",
         "notes",
@@ -136,7 +139,7 @@ def test_the_valid_range_is_given_with_what_was_tried() -> None:
 
 def test_a_refusal_has_code_and_text_and_no_match_leaves_nulls() -> None:
     site = site_document(SiteReport("site.0", "near-miss", None, None, BATCHED, (), 12))
-    assert site["reason"] == {"code": "static-batch", "text": BATCHED.text}
+    assert site["reason"] == {"code": "static-batch", "text": BATCHED.text, "fix": BATCHED.fix}
     assert (site["rule"], site["roles"], site["dims"], site["proof"], site["op"]) == (None,) * 5
     assert site["nodes"] == 12
 
@@ -191,7 +194,7 @@ def test_a_narrow_terminal_gets_the_same_facts_without_cut_words() -> None:
 def test_reasons_and_notes_are_said_once_for_all_their_sites() -> None:
     refused = [fused(name=f"layers.{i}", status="refused", op=None, reason=BATCHED) for i in range(3)]
     shown = text(report(*refused, exit=4, output=None), 250)
-    assert shown.count(BATCHED.text) == 1
+    assert (shown.count(BATCHED.what), shown.count(f"  fix: {BATCHED.fix}")) == (1, 1)
     assert "layers.0 (static-batch), layers.1 (static-batch), layers.2 (static-batch): " in shown
     assert shown.count("rounded to float16") == 1
     assert "note: the whole model" in shown

@@ -551,7 +551,8 @@ def test_ids_that_do_not_fit(fused, ids, code, saved):
 
 def test_a_prompt_outside_the_range_names_it(fused, saved):
     error = refused(fused(PREFILL), fused(DECODE), 3, prompt=saved(np.arange(40)))
-    assert "17 to 32 tokens" in str(error)
+    assert "--prompt has 40 tokens and the unfused prefill is right for 17 to 32 tokens" in str(error)
+    assert error.code == "prompt-ids"
 
 
 def test_files_of_ids(tmp_path):

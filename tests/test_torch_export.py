@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import warnings
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,6 +17,7 @@ import deltafuse
 import deltafuse.torch
 from deltafuse import UserError
 from deltafuse.lint import lint
+from doc_blocks import blocks
 from expressions import expressions, fused
 from qwen_models import exporting
 
@@ -269,9 +268,8 @@ def test_no_size_of_a_dynamic_axis_goes_into_the_file(tmp_path):
         check_runs(path, layer, arguments(tokens), tmp_path)
 
 
-def test_the_example_of_the_readme(tmp_path, monkeypatch):
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (example,) = re.findall(r"```python\n(import torch.*?)```", readme, flags=re.DOTALL)
+def test_the_example_of_the_documentation(tmp_path, monkeypatch):
+    (example,) = (block.text for block in blocks("docs/export-time.md", "python"))
     assert example.count("torch.onnx.export(") == 2
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():

@@ -263,7 +263,7 @@ def test_missing_weights_leave_the_site_level(both, which, capsys):
     (paths[which].parent / "weights.bin").unlink()
     report = verify(*paths)
     text = site_level_only(report, "network-data-missing")
-    assert f"{paths[which].parent}/weights.bin is missing: put the weights beside the model" in text
+    assert f"{paths[which].parent}/weights.bin is missing; put the file beside the model" in text
     print_verify(report, console())
     assert f"site level only (network-data-missing): {text}" in " ".join(capsys.readouterr().out.split())
 
@@ -297,7 +297,7 @@ def test_weights_that_are_all_zero_leave_nothing_to_compare(both):
         table.raw_data = bytes(len(table.raw_data))
 
     paths = both(forget, name="full_prefill_ts17_half")
-    assert "are its weights filled in?" in site_level_only(verify(*paths), "network-silent")
+    assert "fill in the weights" in site_level_only(verify(*paths), "network-silent")
 
 
 def test_custom_nodes_of_others_leave_the_site_level(both):

@@ -206,3 +206,18 @@ def test_what_is_asked_for_meanwhile_is_done_before_the_answer_comes(worker: Wor
     result = worker.run(session, {"a": np.ones(1), "b": np.ones(1)}, None, lambda: done.append("meanwhile"))
     assert not isinstance(result, Reason)
     assert done == ["meanwhile"]
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(worker: Worker) -> None:
+    session = load(worker, SUM)
+
+    def fail() -> None:
+        raise KeyError("meanwhile")
+
+    with pytest.raises(KeyError):
+        worker.run(session, {"a": np.ones(1), "b": np.ones(1)}, None, fail)
+    session = load(worker, SUM)
+    assert session.outputs == ("s", "d")
+    answer = worker.run(session, {"a": np.zeros(1), "b": np.ones(1)}, ("s",))
+    assert not isinstance(answer, Reason)
+    assert answer[0].tolist() == [1.0]

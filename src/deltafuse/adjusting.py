@@ -26,9 +26,10 @@ def adjust(
     model: Model,
     shapes: Shapes,
     dead: Collection[int],
-    opset: tuple[str, int] | None,
+    opsets: Sequence[tuple[str, int]],
     seeds: Sequence[tuple[int, int, int]],
     extra: Mapping[str, int],
+    entered: Collection[int] = (),
 ) -> Adjustments | Reason:
     """Works out what must change outside of the sites.
 
@@ -36,15 +37,19 @@ def adjust(
         model: in topological order.
         shapes: its engine.
         dead: nodes that go.
-        opset: domain and least version that the new nodes need.
+        opsets: domains and least versions that the new nodes need.
         seeds: (value, axis, size): axes that the new nodes need to be one size.
         extra: further axes to fix, as a user asks for.
+        entered: nodes whose bodies are adjusted by themselves.
     """
-    opsets = Raised() if opset is None else raised(model, *opset, dead)
-    if isinstance(opsets, Reason):
-        return opsets
+    found = Raised()
+    for opset in opsets:
+        more = raised(model, *opset, {*dead, *entered})
+        if isinstance(more, Reason):
+            return more
+        found = Raised(found.imports + more.imports, more.version, found.replaced + more.replaced)
     pins = pin(model.graph, shapes, seeds, dead, extra) if seeds or extra else None
-    return pins if isinstance(pins, Reason) else Adjustments(pins, opsets)
+    return pins if isinstance(pins, Reason) else Adjustments(pins, found)
 
 
 def adapted(plan: Plan | ExpressionPlan, opsets: Raised) -> Plan | ExpressionPlan | Reason:

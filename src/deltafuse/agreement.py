@@ -12,8 +12,8 @@ from deltafuse.trial import Ahead, Step, Trial
 
 TEXTS.update(
     {
-        "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}); "
-        "it is another rule, or its arithmetic loses too many digits to tell",
+        "not-equal": "the site follows the rule on one draw but not on '{draw}' (relative error {error:.1e}): it is "
+        "another rule, or its arithmetic loses too many digits; compare it with the rule's recurrence",
         "higher-degree": "on '{draw}' the site leaves the range of floating point where the rule does not: it has a "
         "higher power of an operand than the rule, if only a little of it; take that term out of the model",
     }

@@ -45,22 +45,32 @@ def _paths(given: AnyPath | Sequence[AnyPath]) -> tuple[Path, ...]:
     return (Path(given),) if isinstance(given, str | PathLike) else tuple(map(Path, given))
 
 
+def _path(given: AnyPath | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
 class _Choices(TypedDict):
     sites: tuple[str, ...]
     skip_sites: tuple[str, ...]
     rules: tuple[str, ...]
     patterns: tuple[Path, ...]
+    html: Path | None
 
 
 def _choices(
-    sites: Sequence[str], skip_sites: Sequence[str], rules: Sequence[str], patterns: AnyPath | Sequence[AnyPath]
+    sites: Sequence[str],
+    skip_sites: Sequence[str],
+    rules: Sequence[str],
+    patterns: AnyPath | Sequence[AnyPath],
+    html: AnyPath | None,
 ) -> _Choices:
-    """What to look for, as the options have it."""
+    """What to look for and where to show it, as the options have it."""
     return {
         "sites": _texts(sites),
         "skip_sites": _texts(skip_sites),
         "rules": _texts(rules),
         "patterns": _paths(patterns),
+        "html": _path(html),
     }
 
 
@@ -87,27 +97,27 @@ def fuse(
     keep_going: bool = False,
     strict: bool = False,
     dry_run: bool = False,
+    plan: AnyPath | None = None,
     timeout: float = DEFAULT_TIMEOUT,
+    html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Finds the sites of a model, proves them and writes the fused model, as ``fuse MODEL -o OUT`` does.
 
-    The keywords are described at `FuseOptions`; `pins` is a mapping from symbol to size. The output is written where
-    one is given and the report's ``exit`` is 0; it is 3 where no site matched, 4 where some are refused.
+    Keywords as in `FuseOptions`; `pins` maps symbols to sizes. Exit 3: no site matched, 4: some are refused.
 
-        >>> report = deltafuse.fuse("prefill.onnx", "prefill-fused.onnx", pins={"seq_len": 128})
-        >>> report.exit, [site.name for site in report.sites if site.status == "fused"]
-        (0, ['layers.0', 'layers.1'])
+        >>> deltafuse.fuse("prefill.onnx", "prefill-fused.onnx", pins={"seq_len": 128}).exit
+        0
     """
     from deltafuse import pipeline
 
     options = FuseOptions(
         Path(model),
-        None if output is None else Path(output),
+        _path(output),
         target=target,
         form=form,
         op=op,
-        **_choices(sites, skip_sites, rules, patterns),
+        **_choices(sites, skip_sites, rules, patterns, html),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,
@@ -121,6 +131,7 @@ def fuse(
         keep_going=keep_going,
         strict=strict,
         dry_run=dry_run,
+        plan=_path(plan),
     )
     return pipeline.fuse(options, progress or SilentProgress())
 
@@ -144,6 +155,7 @@ def inspect(
     allow_outside: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
     extract: AnyPath | None = None,
+    html: AnyPath | None = None,
     progress: Progress | None = None,
 ) -> FuseReport:
     """Shows the sites of a model and writes no model, as ``fuse inspect MODEL`` does; for its tables see `listing`.
@@ -162,7 +174,7 @@ def inspect(
         target=target,
         form=form,
         op=op,
-        **_choices(sites, skip_sites, rules, patterns),
+        **_choices(sites, skip_sites, rules, patterns, html),
         pin=pin,
         pins=tuple((pins or {}).items()),
         batch=batch,
@@ -171,7 +183,7 @@ def inspect(
         allow_bf16_to_fp16=allow_bf16_to_fp16,
         allow_outside=allow_outside,
         timeout=timeout,
-        extract=None if extract is None else Path(extract),
+        extract=_path(extract),
     )
     return pipeline.inspect(options, progress or SilentProgress())
 

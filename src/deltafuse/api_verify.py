@@ -24,8 +24,9 @@ Its arguments:
     cosine: least cosine, in place of that for the kind of difference and the target.
     nrmse: largest root mean square error, over the unfused values.
     max_abs: largest difference of one element.
-    timeout: seconds that one run may take.
+    timeout: seconds that the run may take.
     memory: address space limit of a whole model's run, in bytes.
+    allow_outside: take data that lies outside of a model's folder; onnxruntime does not run such a model as a whole.
     progress: told about stages.
 """
 
@@ -71,6 +72,7 @@ def verify(
     max_abs: float | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     memory: int | None = None,
+    allow_outside: bool = False,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Compares a fused model with the unfused one, or the graphs of a pair, as ``fuse verify`` does.
@@ -98,7 +100,7 @@ def verify(
     options = InputOptions(_path(inputs), _path(save_inputs), seed, dict(dims or {}))
     bars, shown = Overrides(cosine, nrmse, max_abs), progress or SilentProgress()
     foreign = None if lowering is None else load_lowering(str(lowering))
-    settings = Settings(level, options, timeout, memory, bars, shown, foreign)
+    settings = Settings(level, options, timeout, memory, bars, shown, foreign, allow_outside)
     graphs = _files(prefill), _files(decode)
     task = TaskOptions(*graphs, rollout, _path(prompt), _path(nll), tuple((maps or {}).items()))
     causes = Causes(bisect, (ablate,) if isinstance(ablate, str) else tuple(ablate), _path(minimize))

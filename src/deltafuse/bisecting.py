@@ -25,7 +25,10 @@ from deltafuse.wire import Model, scan
 
 __all__ = ["BisectReport", "Culprit", "bisect"]
 
-TEXTS["bisect-does-not-run"] = "the model does not run with only these sites fused: {error}"
+TEXTS["bisect-does-not-run"] = (
+    "the model does not run with only these sites fused: {error}; fuse these sites alone "
+    "with --sites and look the file over with fuse lint"
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class _Search:
                 return _Broken(None, None, Finding(error.code, str(error)))
             outputs = self._run(scan(path))
         if isinstance(outputs, Reason):
-            return _Broken(None, None, finding(Reason("bisect-does-not-run", {"error": outputs.text})))
+            return _Broken(None, None, finding(Reason("bisect-does-not-run", {"error": outputs.what})))
         verdicts = list(compare_outputs(reference, outputs, self._vocabulary, self._close))
         return next((_as_broken(verdict) for verdict in verdicts if verdict.verdict == "differs"), None)
 

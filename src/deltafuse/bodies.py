@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deltafuse.classes import Kind, classify_scope
+from deltafuse.errors import UserError
 from deltafuse.graph import Graph
 from deltafuse.wire import Model, scan_body, scan_function
 
@@ -98,12 +99,26 @@ def _called(scope: Model, graph: Graph, kinds: bytearray, node: int) -> Body:
     return Body(scope, inner, classify_scope(scope, inner, known), inputs, {}, (), (0, 0))
 
 
+def _check_inputs(graph: Graph, node: int, inner: Graph) -> None:
+    """Trip count and condition of a Loop may be left out, its body takes both."""
+    op, count = graph.op[node], len(graph.node_inputs[node])
+    given, least = (max(count, 2), 1) if op == "Loop" else (count, 0)
+    if len(inner.inputs) != given or len(inner.outputs) < least:
+        raise UserError(
+            "body-inputs",
+            f"the body of {graph.label(node) or op} takes {len(inner.inputs)} values and is given {given}, or it gives "
+            "none back: export the model again, with opset 9 or newer",
+        )
+
+
 def _body(model: Model, graph: Graph, kinds: bytearray, node: int, inner: Graph) -> Body:
     op, given = graph.op[node], graph.node_inputs[node]
     inputs: dict[int, int] = {}
     carried: dict[int, int] = {}
     counters: tuple[int, ...] = ()
     flag = (0, 0)
+    if op in LOOPS:
+        _check_inputs(graph, node, inner)
     if op == "Loop":
         counters, flag = (inner.inputs[0],), (inner.inputs[1], inner.outputs[0])
         inputs = dict(zip(inner.inputs[2:], given[2:], strict=True))

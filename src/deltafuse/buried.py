@@ -1,4 +1,7 @@
-"""Rules that lie inside a subgraph, with their preparation or more around them: seen, but out of reach."""
+"""Rules that lie inside a subgraph, with their preparation or more around them: seen from outside.
+
+For a target that takes control flow they are searched as graphs of their own, see `deltafuse.searching`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from deltafuse.wire import Model
 
 TEXTS.update(
     {
-        "inside-body": "what may be a delta rule lies inside {node} ({op}), and only what lies in the main graph is "
-        "replaced: inline the function, unroll the loop or export the branch that is taken",
+        "inside-body": "what may be a delta rule lies inside {node} ({op}), where only targets ort and onnx take "
+        "fused nodes (If, Loop and Scan); take one of them with --target, else export the branch, unroll the loop or inline it",
     }
 )
 

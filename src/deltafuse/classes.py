@@ -2,7 +2,7 @@
 
 Weights fence a rule in: they are never read. A float array of two or more axes may be either a weight or a structural
 constant (a mask, an identity, a zero state): it is read, at most 1 MiB, and only where an operator that can hold a
-structural constant takes it.
+structural constant takes it. The zero state of a real model is larger; it has four axes, as hardly a weight has.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ _CARRIERS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", 
 _SHORT = 48
 
 _LIMIT = 1 << 20
+#: The same for arrays of so many axes, which may be zero states: sequences, heads and both head sizes.
+_STATE_LIMIT, _STATE_AXES = 1 << 26, 4
 #: A mask of one axis has at most this many elements: as many as a chunk has tokens.
 _ROW = 256
 #: IR version from which an initializer that is an input too is a default that may be overridden.
@@ -161,7 +163,7 @@ class _Classifier:
         head = self._source(value)
         if head is None or op in _WEIGHTED or (op == "MatMul" and _oblong(head)):
             return Kind.WEIGHT
-        array = read_tensor(self._model, head, _LIMIT)
+        array = read_tensor(self._model, head, _limit(head))
         if isinstance(array, Reason) or not (_mask(array) if _one_axis(head) else _structural(array)):
             return Kind.WEIGHT
         return Kind.CONSTANT
@@ -179,8 +181,12 @@ def _of_tensor(head: TensorHead) -> int:
     size = int(np.prod(head.dims, dtype=np.int64))
     if size <= 1:
         return Kind.CONSTANT
-    large = size > _ROW if _one_axis(head) else size > _LIMIT // 2
+    large = size > _ROW if _one_axis(head) else size > _limit(head) // 2
     return Kind.WEIGHT if large else _UNSETTLED
+
+
+def _limit(head: TensorHead) -> int:
+    return _STATE_LIMIT if len(head.dims) >= _STATE_AXES else _LIMIT
 
 
 def _one_axis(head: TensorHead) -> bool:
@@ -198,7 +204,11 @@ def _mask(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
 
 
 def _structural(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
-    """Masks, identities, zeros: all equal, or two values of which one is 0 or 1."""
+    """Masks, identities, zeros: all equal, or two values of which one is 0 or 1; zeros alone where it is large."""
+    if array.size and not array.any():
+        return True
+    if array.nbytes > _LIMIT:
+        return False
     values = np.asarray(array, np.float64)
     if not values.size:
         return False

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from deltafuse.completion_scripts import COMPLETE
 from deltafuse.errors import DeltafuseError, UserError
 from deltafuse.parsers import EXITS, PARSERS, plain_parser
 
@@ -34,6 +35,14 @@ def parse(arguments: Sequence[str]) -> tuple[str, argparse.Namespace]:
         return arguments[0], PARSERS[arguments[0]]().parse_args(arguments[1:])
     if "--version" in arguments:
         return "version", argparse.Namespace(json="--json" in arguments)
+    for option in ("--install-completion", "--show-completion"):
+        if option in arguments:
+            shell = next(iter(arguments[arguments.index(option) + 1 :]), None)
+            return "completion", argparse.Namespace(
+                install=option.startswith("--install"),
+                shell=None if shell is None or shell.startswith("-") else shell,
+                json="--json" in arguments,
+            )
     _check_command(arguments)
     given = plain_parser().parse_args(arguments)
     if given.output is None and not given.dry_run:
@@ -61,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code, see `EXITS`.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if COMPLETE in os.environ:
+        from deltafuse.completion import answer
+
+        return answer()
     as_json = "--json" in arguments
     try:
         name, given = parse(arguments)

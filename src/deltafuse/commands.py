@@ -6,13 +6,13 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from deltafuse.console import progress
 from deltafuse.diagnosis import explained
 from deltafuse.errors import UserError
-from deltafuse.options import FuseOptions, Operator
-from deltafuse.report import SCHEMA, Document, fuse_document, listing_document, plain_document, write
+from deltafuse.options import FuseOptions
+from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
 
 
 def run(name: str, given: argparse.Namespace) -> int:
@@ -34,6 +34,9 @@ def _fuse(given: argparse.Namespace) -> int:
     if given.model.is_dir():
         from deltafuse import folder_commands
 
+        refuse_page(given)
+        if given.plan is not None:
+            raise UserError("usage", "--plan is of one model: give the path of a model")
         return folder_commands.fuse(fuse_options(given), given.json)
     from deltafuse import pipeline
 
@@ -41,56 +44,30 @@ def _fuse(given: argparse.Namespace) -> int:
         report = pipeline.fuse(fuse_options(given), shown)
     if report.exit or given.dry_run:
         report = dataclasses.replace(report, output=None)
-    return _show_fuse(report, given.json)
+    return show_fuse(report, given.json)
 
 
 def _inspect(given: argparse.Namespace) -> int:
-    forced = [op for op in given.op if op in get_args(Operator)]
-    types = [op for op in given.op if op not in forced]
-    given.op = forced[-1] if forced else None
-    if given.model.is_dir():
-        return _inspect_folder(given, types)
-    listed: Document = {}
-    if given.tensors is not None or given.nodes is not None or types:
-        listed = _list(given, types)
-        if not (given.sites or given.extract):
-            return _show(given.json, listed, ())
-    from deltafuse import pipeline
+    from deltafuse.commands_inspect import inspect
 
-    with progress() as shown:
-        report = pipeline.inspect(fuse_options(given), shown)
-    return _show_fuse(report, given.json, listed)
+    return inspect(given)
 
 
-def _inspect_folder(given: argparse.Namespace, types: Sequence[str]) -> int:
-    from deltafuse import folder_commands
-
-    if given.tensors is not None or given.nodes is not None or types:
-        raise UserError("usage", "--tensors, --nodes and --op TYPE are of one model: give the path of a model")
-    return folder_commands.inspect(fuse_options(given), given.json)
+def refuse_page(given: argparse.Namespace) -> None:
+    """Raises where a page is asked for of a folder."""
+    if given.html is not None:
+        raise UserError("usage", "--html is of one model: give the path of a model, not of a folder")
 
 
-def _list(given: argparse.Namespace, types: Sequence[str]) -> Document:
-    """Prints the tables that were asked for, or gives them as a document where that is to be printed."""
-    from deltafuse.probing import listing
-
-    found = listing(given.model, tensors=given.tensors, nodes=given.nodes, ops=types)
-    if given.json:
-        return listing_document(found)
-    from deltafuse.tables import print_listing
-
-    print_listing(found, sys.stdout)
-    return {}
-
-
-def _show_fuse(report: Any, as_json: bool, more: Document | None = None) -> int:
+def show_fuse(report: Any, as_json: bool, more: Document | None = None, *, tree: bool = False) -> int:
+    """Prints the report of a fuse or an inspection, as JSON with what else was asked for."""
     if as_json:
         listed, document = more or {}, fuse_document(report)
         write(listed | document | {"notes": [*listed.get("notes", ()), *document["notes"]]})
     else:
         from deltafuse.tables import console, print_fuse
 
-        print_fuse(report, console())
+        print_fuse(report, console(), tree=tree)
     return report.exit
 
 
@@ -104,7 +81,7 @@ def _verify(given: argparse.Namespace) -> int:
     with progress() as shown:
         report = verify(given, shown)
     if given.json:
-        return _show(True, plain_document(report), (), report.exit)
+        return show(True, plain_document(report), (), report.exit)
     from deltafuse.tables import console
     from deltafuse.tables_verify import print_verify
 
@@ -137,7 +114,7 @@ def _rollback(given: argparse.Namespace) -> int:
     lines += [f"still fused: {', '.join(report.remaining)}"] if report.remaining else []
     lines += [f"{site} could not be put back: {why}" for site, why in report.refused]
     lines += [f"note: {note}" for note in report.notes]
-    return _show(given.json, document, lines, 4 if report.refused else 0)
+    return show(given.json, document, lines, 4 if report.refused else 0)
 
 
 def _lower(given: argparse.Namespace) -> int:
@@ -159,7 +136,7 @@ def _lower(given: argparse.Namespace) -> int:
     lines.append(
         "nothing written" if report.exit else f"{len(report.lowered)} lowered; {change}; wrote {report.output}"
     )
-    return _show(given.json, plain_document(report), lines, report.exit)
+    return show(given.json, plain_document(report), lines, report.exit)
 
 
 def _demo(given: argparse.Namespace) -> int:
@@ -167,16 +144,17 @@ def _demo(given: argparse.Namespace) -> int:
 
     demo = write_demo(given.folder)
     lines = ["wrote", *(f"  {file}" for file in demo.files), "now try", *(f"  {command}" for command in demo.commands)]
-    return _show(given.json, {"files": list(demo.files), "commands": list(demo.commands)}, lines)
+    return show(given.json, {"files": list(demo.files), "commands": list(demo.commands)}, lines)
 
 
 def _targets(given: argparse.Namespace) -> int:
     from deltafuse import targets
-    from deltafuse.targets.listing import lines_of, target_document
+    from deltafuse.targets.listing import LEGEND, MARKS, lines_of, target_document
 
     profiles = [targets.get(name) for name in targets.names()]
     lines = [line for profile in profiles for line in lines_of(profile)]
-    return _show(given.json, {"targets": [target_document(profile) for profile in profiles]}, lines)
+    document = {"targets": [target_document(profile) for profile in profiles], "marks": MARKS}
+    return show(given.json, document, [*lines, LEGEND])
 
 
 def _lint(given: argparse.Namespace) -> int:
@@ -185,7 +163,7 @@ def _lint(given: argparse.Namespace) -> int:
     with progress() as shown:
         report = lint(given.fused, given.target, shown)
     if given.json:
-        return _show(True, plain_document(report), (), report.exit)
+        return show(True, plain_document(report), (), report.exit)
     from deltafuse.tables import console, print_lint
 
     print_lint(report, console())
@@ -210,23 +188,48 @@ def _patterns(given: argparse.Namespace) -> int:
         for entry in found
     ]
     if given.json:
-        return _show(True, {"patterns": rows}, ())
+        return show(True, {"patterns": rows}, ())
     from deltafuse.tables import columns
 
     cells = [
         (entry.name, entry.kind, "on" if entry.default else ", ".join(on[entry.name]) or "off", entry.summary)
         for entry in found
     ]
-    return _show(False, {}, list(columns(("rule", "kind", "default", "what it is"), cells)))
+    return show(False, {}, list(columns(("rule", "kind", "default", "what it is"), cells)))
 
 
 def _version(given: argparse.Namespace) -> int:
-    from importlib.metadata import version
+    from deltafuse.versions import versions
 
-    return _show(given.json, {"version": version("deltafuse")}, [f"deltafuse {version('deltafuse')}"])
+    found = versions()
+    lines = [f"{name} {version or 'not installed'}" for name, version in found.items()]
+    return show(given.json, {"version": found["deltafuse"], "versions": found}, lines)
 
 
-def _show(as_json: bool, document: Document, lines: Sequence[str], exit_code: int = 0) -> int:
+def _doctor(given: argparse.Namespace) -> int:
+    from deltafuse.doctor import examine
+
+    report = examine(given.target)
+    if given.json:
+        return show(True, plain_document(report), (), report.exit)
+    from deltafuse.tables_doctor import print_doctor
+
+    print_doctor(report, sys.stdout)
+    return report.exit
+
+
+def _completion(given: argparse.Namespace) -> int:
+    from deltafuse.completion_scripts import install, script
+
+    if given.install:
+        written = [str(path) for path in install(given.shell)]
+        said = [*(f"wrote {path}" for path in written), "open a new shell, and completion is there"]
+        return show(given.json, {"written": written}, said)
+    text = script(given.shell)
+    return show(given.json, {"script": text}, text.splitlines())
+
+
+def show(as_json: bool, document: Document, lines: Sequence[str], exit_code: int = 0) -> int:
     """Prints a small result as JSON or as lines."""
     if as_json:
         write({"schema": SCHEMA, "exit": exit_code, "error": None} | document)
@@ -254,4 +257,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "targets": _targets,
     "patterns": _patterns,
     "version": _version,
+    "doctor": _doctor,
+    "completion": _completion,
 }

@@ -10,6 +10,7 @@ from deltafuse.errors import UserError
 from deltafuse.files import check_output
 from deltafuse.foreign import load_lowering
 from deltafuse.inputs import InputOptions
+from deltafuse.limits import within
 from deltafuse.options import Progress
 from deltafuse.verify import Settings, VerifyReport, check
 from deltafuse.verify_bars import Overrides
@@ -18,13 +19,16 @@ from deltafuse.verify_task import TaskOptions, verify_task
 
 __all__ = ["run", "verify"]
 
+#: What takes less time.
+_LESS = ", or leave whole models out with --level site"
+
 
 def verify(given: argparse.Namespace, progress: Progress) -> VerifyReport:
     """What the command line says."""
     inputs = InputOptions(given.inputs, given.save_inputs, given.seed, dict(given.dim))
     bars = Overrides(given.cosine, given.nrmse, given.max_abs)
     foreign = None if given.lowering is None else load_lowering(given.lowering)
-    settings = Settings(given.level, inputs, given.timeout, None, bars, progress, foreign)
+    settings = Settings(given.level, inputs, given.timeout, None, bars, progress, foreign, given.allow_outside)
     graphs = _files(given.prefill), _files(given.decode)
     task = TaskOptions(*graphs, given.rollout, given.prompt, given.nll, tuple(given.maps))
     causes = Causes(given.bisect, tuple(given.ablate), given.minimize)
@@ -48,11 +52,13 @@ def run(
     Raises:
         UserError: ``usage`` where it is not said which.
     """
+    if html is not None:
+        files = [unfused, fused, *(task.prefill or ()), *(task.decode or ())]
+        check_output(html, [path for path in files if path is not None])
+    with within(settings.seconds, _LESS):
+        report = _run(unfused, fused, task, causes, settings)
     if html is None:
-        return _run(unfused, fused, task, causes, settings)
-    files = [unfused, fused, *(task.prefill or ()), *(task.decode or ())]
-    check_output(html, [path for path in files if path is not None])
-    report = _run(unfused, fused, task, causes, settings)
+        return report
     from deltafuse.html_verify import write_page
 
     write_page(report, html)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from deltafuse.edits import Edit
+from deltafuse.protobuf import WireError, fields
 
 _END = 1 << 62
 
@@ -72,6 +73,42 @@ def compose(first: Sequence[Edit], second: Sequence[Edit], *, nested: bool = Fal
     take(_END, keep=True)
     # New bytes come before what is removed at their place, and in their own order.
     return tuple(sorted(out, key=lambda edit: (edit.start, edit.end)))
+
+
+def joined(edits: Sequence[Edit]) -> tuple[Edit, ...]:
+    """The edits, those together that put parts of one field at one place: what changes inside a node that is new.
+
+    They belong to the first site among them.
+    """
+    found: list[Edit] = []
+    parts: list[Edit] = []
+    for edit in edits:
+        if edit.end > edit.start or (parts and parts[0].start != edit.start):
+            found += parts
+            parts = []
+        if edit.end > edit.start:
+            found.append(edit)
+            continue
+        parts.append(edit)
+        whole = b"".join(part.new for part in parts)
+        if edit.kind == "size" and len(parts) == 1:
+            found += parts
+            parts = []
+        elif _is_whole(whole):
+            site = next((part.site for part in parts if part.site), "")
+            found.append(replace(parts[0], new=whole, site=site))
+            parts = []
+    return (*found, *parts)
+
+
+def _is_whole(new: bytes) -> bool:
+    """Whether some bytes are fields from their beginning to their end."""
+    try:
+        for _ in fields(new, 0, len(new)):
+            pass
+    except WireError:
+        return False
+    return True
 
 
 def _pieces(edits: Sequence[Edit]) -> Iterator[_Piece]:

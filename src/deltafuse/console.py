@@ -11,6 +11,7 @@ from deltafuse.options import Progress, SilentProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBars
+    from rich.progress import ProgressColumn
 
 
 class Bars:
@@ -40,9 +41,15 @@ def progress() -> Generator[Progress, None, None]:
         yield SilentProgress()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as RichBars
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with RichBars(*columns, console=Console(stderr=True), transient=True) as bars:
+    with RichBars(*_columns(), console=Console(stderr=True), transient=True) as bars:
         yield Bars(bars)
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    """What runs, how much of it is done where that is known, and for how long."""
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    told = TextColumn("{task.description}", markup=False)
+    return told, BarColumn(), TaskProgressColumn(show_speed=False), TimeElapsedColumn()

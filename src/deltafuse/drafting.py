@@ -7,19 +7,27 @@ from dataclasses import dataclass, replace
 
 from deltafuse import splice
 from deltafuse.adjusting import Adjustments, adjust
-from deltafuse.expression_match import ExpressionPlan
+from deltafuse.choosing import Chosen
+from deltafuse.edits import Changes
+from deltafuse.enclosed import Enclosed
 from deltafuse.graph import Graph
 from deltafuse.match import SiteReport
-from deltafuse.options import FuseOptions
-from deltafuse.reasons import Reason
-from deltafuse.shapes import Shapes
-from deltafuse.targets.base import Target
-from deltafuse.wire import Model
+from deltafuse.pinning import PinPlan
+from deltafuse.reasons import TEXTS, Reason
+
+TEXTS.update(
+    {
+        "body-pins": "the site lies inside {place}, where no axis is fixed, and the target needs one to be; "
+        "take --target ort or onnx, or move what lies inside out of it",
+        "body-moved": "the site lies inside {node}, which is itself moved or rewritten by what is fused around it; "
+        "fuse one of the two with --sites, and the other in a second run",
+    }
+)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What some plans do to the rest of the file.
+    """What some plans do to the rest of one graph.
 
     Attributes:
         stuck: sites that cannot be fused, and the result that would be written twice.
@@ -33,61 +41,149 @@ class Outline:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """What is to be changed in a model."""
+class Part:
+    """What is to be changed in one graph."""
 
     plans: tuple[splice.AnyPlan, ...]
     removed: splice.Removed
     changes: Adjustments
+    inside: bool = False
+
+    def changed(self, graph: Graph, order: Sequence[int] | None = None) -> Changes:
+        """The changes; what the file imports is changed with the main graph. See `deltafuse.splice.changes_of`."""
+        changes = splice.changes_of(graph, self.plans, self.removed, self.changes, order)
+        return replace(changes, opsets=()) if self.inside else changes
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is to be changed in a model: one part for each graph that was searched, the main one first."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def plans(self) -> tuple[splice.AnyPlan, ...]:
+        """Of all graphs."""
+        return tuple(plan for part in self.parts for plan in part.plans)
+
+    @property
+    def pins(self) -> PinPlan | None:
+        """Axes that become fixed."""
+        return self.parts[0].changes.pins
 
 
 def outline(
-    options: FuseOptions, model: Model, shapes: Shapes, plans: Sequence[splice.AnyPlan], target: Target
-) -> Outline:
+    chosen: Chosen, scopes: Sequence[Enclosed], plans: Sequence[Sequence[splice.AnyPlan]]
+) -> tuple[Outline, ...]:
     """What plans, once they are proven, do to the file; a site one of whose results would be written twice is none.
 
     Args:
-        options: what is pinned.
-        model: in topological order.
-        shapes: its engine, with the outputs of the sites defined.
-        plans: of its sites.
-        target: what they are written for.
+        chosen: what is pinned, and what each site is written for.
+        scopes: the main graph and the bodies that were entered, each with the outputs of its sites defined.
+        plans: of the sites of each.
     """
-    graph = model.graph
+    firsts = [_removed(scope.model.graph, some) for scope, some in zip(scopes, plans, strict=True)]
+    kept = [
+        [plan for plan in some if plan.match.name not in stuck]
+        for some, (stuck, _) in zip(plans, firsts, strict=True)
+    ]
+    every = [plan for some in kept for plan in some]
+    opsets = tuple(dict.fromkeys(opset for plan in every if (opset := chosen.opset_of(plan)) is not None))
+    found: list[Outline] = []
+    for scope, some, (stuck, removed) in zip(scopes, kept, firsts, strict=True):
+        changes = _adjusted(chosen, scope, some, removed, opsets, _entered(scope, scopes)) if every else None
+        found.append(Outline(stuck, removed, Adjustments() if changes is None else changes))
+    return tuple(found)
+
+
+def _removed(graph: Graph, plans: Sequence[splice.AnyPlan]) -> tuple[dict[str, int], splice.Removed]:
     removed = splice.removed_by(graph, plans)
     stuck = splice.stuck(graph, plans, removed)
     if stuck:
-        plans = [plan for plan in plans if plan.match.name not in stuck]
-        removed = splice.removed_by(graph, plans)
-    if not plans:
-        return Outline(stuck, removed, Adjustments())
-    seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
+        removed = splice.removed_by(graph, [plan for plan in plans if plan.match.name not in stuck])
+    return stuck, removed
+
+
+def _entered(scope: Enclosed, scopes: Sequence[Enclosed]) -> frozenset[int]:
+    """The nodes of a graph whose bodies are among the scopes."""
+    return frozenset(body.node for body in scopes if body.around is scope)
+
+
+def _adjusted(
+    chosen: Chosen,
+    scope: Enclosed,
+    plans: Sequence[splice.AnyPlan],
+    removed: splice.Removed,
+    opsets: Sequence[tuple[str, int]],
+    entered: frozenset[int],
+) -> Adjustments | Reason:
+    options, model = chosen.options, scope.model
     dead = frozenset(node for _, nodes in removed for node in nodes)
-    # An ordinary expression is written in the operators that the file has.
-    own = any(not isinstance(plan, ExpressionPlan) or plan.target_opset is not None for plan in plans)
-    opset = target.opset if own else None
-    return Outline(stuck, removed, adjust(model, shapes, dead, opset, seeds, dict(options.pins)))
+    seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
+    if not model.place:
+        return adjust(model, scope.shapes, dead, opsets, seeds, dict(options.pins), entered)
+    if seeds:
+        return Reason("body-pins", {"place": model.place})
+    return adjust(model, scope.shapes, dead, opsets, (), {}, entered)
 
 
 def draft(
-    graph: Graph, outlined: Outline, plans: Sequence[splice.AnyPlan], reports: Sequence[SiteReport]
+    scopes: Sequence[Enclosed],
+    outlined: Sequence[Outline],
+    plans: Sequence[Sequence[splice.AnyPlan]],
+    reports: Sequence[SiteReport],
 ) -> tuple[Draft, tuple[SiteReport, ...]]:
     """What is to be changed; where the rest of the file cannot follow no site is left, and each report says why.
 
     Args:
-        graph: the main graph.
-        outlined: what `plans` do to the file.
+        scopes: the main graph and the bodies that were entered.
+        outlined: what `plans` do to each.
         plans: as proven.
         reports: of all sites.
     """
-    names = {site: graph.name(value) for site, value in outlined.stuck.items()}
-    reasons = {site: Reason("inner-value-used", {"value": name}) for site, name in names.items()}
-    told = tuple(_refuse(report, reasons[report.name]) if report.name in reasons else report for report in reports)
-    changes = outlined.changes
-    if isinstance(changes, Reason):
-        return Draft((), (), Adjustments()), tuple(_refuse(report, changes) for report in told)
-    kept = tuple(plan for plan in plans if plan.match.name not in outlined.stuck)
-    return Draft(kept, outlined.removed, changes), told
+    reasons: dict[str, Reason] = {}
+    for scope, one in zip(scopes, outlined, strict=True):
+        names = {site: scope.model.graph.name(value) for site, value in one.stuck.items()}
+        reasons |= {site: Reason("inner-value-used", {"value": name}) for site, name in names.items()}
+    told = _refused(reports, reasons)
+    failed = next((one.changes for one in outlined if isinstance(one.changes, Reason)), None)
+    if failed is not None:
+        return Draft(tuple(Part((), (), Adjustments(), bool(s.model.place)) for s in scopes)), tuple(
+            _refuse(report, failed) for report in told
+        )
+    parts = [
+        Part(_kept(some, reasons), one.removed, one.changes, bool(scope.model.place))
+        for scope, one, some in zip(scopes, outlined, plans, strict=True)
+        if not isinstance(one.changes, Reason)
+    ]
+    moved = _moved(scopes, parts)
+    for number, reason in moved.items():
+        told = _refused(told, {plan.match.name: reason for plan in parts[number].plans})
+        parts[number] = replace(parts[number], plans=(), removed=())
+    return Draft(tuple(parts)), told
+
+
+def _moved(scopes: Sequence[Enclosed], parts: Sequence[Part]) -> dict[int, Reason]:
+    """Bodies whose sites cannot be fused, because a node around them goes, moves or is written anew."""
+    found: dict[int, Reason] = {}
+    for number, body in enumerate(scopes):
+        inner, around = body, body.around
+        while parts[number].plans and around is not None:
+            part = parts[next(index for index, scope in enumerate(scopes) if scope is around)]
+            changes = part.changed(around.model.graph) if part.plans else Changes()
+            touched = {node for _, nodes in changes.removed for node in nodes} | {node for _, node, _ in changes.moved}
+            if inner.node in touched:
+                found[number] = Reason("body-moved", {"node": around.model.graph.label(inner.node)})
+            inner, around = around, around.around
+    return found
+
+
+def _kept(plans: Sequence[splice.AnyPlan], reasons: Mapping[str, Reason]) -> tuple[splice.AnyPlan, ...]:
+    return tuple(plan for plan in plans if plan.match.name not in reasons)
+
+
+def _refused(reports: Sequence[SiteReport], reasons: Mapping[str, Reason]) -> tuple[SiteReport, ...]:
+    return tuple(_refuse(report, reasons[report.name]) if report.name in reasons else report for report in reports)
 
 
 def _refuse(report: SiteReport, reason: Reason) -> SiteReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,16 +11,17 @@ import numpy as np
 import onnx
 
 from deltafuse.errors import InternalError
-from deltafuse.protobuf import read_varint, write_field, write_varint
+from deltafuse.nesting import growths, levels
+from deltafuse.protobuf import write_field
 from deltafuse.ragged import Numbers
 from deltafuse.wire import Declaration, Model
 
-__all__ = ["Changes", "Edit", "Insertion", "Kind", "Writer", "append_metadata", "apply", "build"]
+__all__ = ["IN_GRAPH", "Changes", "Edit", "Insertion", "Kind", "Writer", "append_metadata", "apply", "build"]
 
 #: what an edit replaces: whole fields of the graph (nodes; moved nodes; value_info; declarations whose dims were
 #: pinned), the length of a graph field, whole fields of the model (opset imports; the record and other metadata)
 Kind: TypeAlias = Literal["nodes", "moved", "values", "pins", "size", "opset", "metadata"]
-_IN_GRAPH = ("nodes", "moved", "values", "pins")
+IN_GRAPH = ("nodes", "moved", "values", "pins")
 _CHUNK = 8 << 20
 #: Bytes from which a piece is written by itself.
 _TOGETHER = 1 << 20
@@ -96,16 +96,19 @@ def build(model: Model, changes: Changes, extra: Iterable[Edit] = ()) -> tuple[E
     Raises:
         InternalError: a removed value is still read, a value to retype is not declared, or two edits overlap.
     """
+    return with_sizes(model, [*edits_of(model, changes), *extra])
+
+
+def edits_of(model: Model, changes: Changes) -> list[Edit]:
+    """The edits of one graph in no order, without those of lengths; see `build`."""
     gone = _check_removed(model, changes)
-    edits = [
+    return [
         *_removals(model, changes),
         *_insertions(model, changes),
         *_moves(model, changes),
         *_values(model, changes, gone),
         *_opsets(model, changes),
-        *extra,
     ]
-    return with_sizes(model, edits)
 
 
 def with_sizes(model: Model, edits: Iterable[Edit]) -> tuple[Edit, ...]:
@@ -116,12 +119,14 @@ def with_sizes(model: Model, edits: Iterable[Edit]) -> tuple[Edit, ...]:
             raise InternalError(
                 f"edits overlap: {before.start}:{before.end} ({before.site}), {after.start} ({after.site})"
             )
-    return tuple(sorted([*edits, *_sizes(model, edits)], key=_order))
+    found = levels(model, [edit for edit in edits if edit.kind in IN_GRAPH])
+    sizes = [Edit(start, end, new, "", "size") for start, end, new in growths(model.data, found)]
+    return tuple(sorted([*edits, *sizes], key=_order))
 
 
 def _order(edit: Edit) -> tuple[int, int, bool]:
     # where the graph ends and a field of the model begins, what belongs to the graph comes first
-    return edit.start, edit.end, edit.kind not in _IN_GRAPH
+    return edit.start, edit.end, edit.kind not in IN_GRAPH
 
 
 def append_metadata(model: Model, key: str, value: str) -> Edit:
@@ -266,7 +271,7 @@ def _values(model: Model, changes: Changes, gone: dict[int, str]) -> Iterator[Ed
         if first is not None:
             yield Edit(first.start, first.end, write_field(13, payload), site, "values")
         yield from (Edit(d.start, d.end, b"", site, "values") for d in others if d is not None)
-    end = max((d.end for d in model.declarations if d.number == 13), default=model.graph_parts[-1].end)
+    end = _declared_end(model)
     yield from (Edit(end, end, write_field(13, payload), site, "values") for site, payload in new.values())
     for value, info in changes.retyped:
         if value in gone or value in known:
@@ -277,6 +282,13 @@ def _values(model: Model, changes: Changes, gone: dict[int, str]) -> Iterator[Ed
             yield Edit(d.start, d.end, write_field(d.number, info.SerializeToString()), "", "pins")
 
 
+def _declared_end(model: Model) -> int:
+    """Where further value_info goes; in a body to its beginning: its end may be that of the node that holds it."""
+    if model.place:
+        return model.graph_parts[0].start
+    return max((d.end for d in model.declarations if d.number == 13), default=model.graph_parts[-1].end)
+
+
 def _opsets(model: Model, changes: Changes) -> Iterator[Edit]:
     for domain, version in changes.opsets:
         new = write_field(8, onnx.OperatorSetIdProto(domain=domain, version=version).SerializeToString())
@@ -285,16 +297,3 @@ def _opsets(model: Model, changes: Changes) -> Iterator[Edit]:
             yield Edit(len(model.data), len(model.data), new, "", "opset")
         elif model.opset_imports[domain] != version:
             yield Edit(parts[-1].field, parts[-1].end, new, "", "opset")
-
-
-def _sizes(model: Model, edits: Sequence[Edit]) -> Iterator[Edit]:
-    """The lengths of the graph fields that hold edits. `edits` are sorted."""
-    edits = [edit for edit in edits if edit.kind in _IN_GRAPH]
-    starts = [edit.start for edit in edits]
-    for part in model.graph_parts:
-        inside = edits[bisect_left(starts, part.start) : bisect_right(starts, part.end)]
-        growth = sum(len(edit.new) - (edit.end - edit.start) for edit in inside)
-        if growth:
-            _, after_tag = read_varint(model.data, part.field)
-            size = write_varint(part.end - part.start + growth)
-            yield Edit(after_tag, part.start, size, "", "size")

@@ -26,7 +26,7 @@ from deltafuse.worker import Session, Worker
 TEXTS.update(
     {
         "other-at-size": "the site is the rule at other sizes, but not at batch {batch} and {tokens} tokens "
-        "('{draw}'): leave --batch or --pin out, or ask for other sizes",
+        "('{draw}'); leave --batch or --pin out, or ask for other sizes",
     }
 )
 

@@ -24,15 +24,18 @@ TEXTS.update(
     {
         "expression-unknown": "the {what} of {value} is not known, so that nothing can be proven of {rule}; "
         "run onnx shape inference on the model first",
-        "expression-dtype": "{value} has an element type ({dtype}) that {rule} is not for",
+        "expression-dtype": "{value} has an element type ({dtype}) that {rule} is not for; cast it to one that the "
+        "operator takes",
         "expression-types": "{value} has another element type than the rest of the expression, "
         "which the operator of {rule} cannot have; cast it outside",
-        "expression-operators": "the operators between {source} and {result} are not those of {rule}: {ops}",
+        "expression-operators": "the operators between {source} and {result} are not those of {rule}: {ops}; leave "
+        "them as they are, or write the expression without the others",
         "expression-inside": "the node that writes {value} inside the expression is neither its operator nor constant; "
         "compute the value outside, or fold it",
         "expression-constant": "the constant {value} is computed by {op}, whose rounding a proof in double does not "
         "see; fold the constants of the model first",
-        "expression-roles": "{value} has two parts in the expression at once, or none; {rule} needs a value for each",
+        "expression-roles": "{value} has two parts in the expression at once, or none, and {rule} needs a value for "
+        "each; copy the value in the model, or leave the expression as it is",
     }
 )
 

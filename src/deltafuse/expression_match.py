@@ -15,7 +15,7 @@ class ExpressionMatch:
     """A site that is proven to be the expression of a pattern.
 
     Attributes:
-        name: the pattern's name and a number, e.g. ``layer_norm.0``.
+        name: by the layer it is in, e.g. ``layers.3.layer_norm``; the pattern's name and a number elsewhere.
         rule: name of the pattern.
         roles, outputs: by the pattern's names.
         parameters: what was solved, e.g. ``{"axis": -1, "eps": 1e-05}``.

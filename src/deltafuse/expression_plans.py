@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
+from deltafuse.choosing import Chosen
 from deltafuse.errors import InternalError
 from deltafuse.expression_guard import sizes_read
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
@@ -16,9 +17,10 @@ from deltafuse.expression_prover import prove_emission
 from deltafuse.expression_sites import ExpressionSite
 from deltafuse.expressions import Expression, Place
 from deltafuse.match import SiteReport
+from deltafuse.operator_counts import emitted_of
 from deltafuse.opset import adapt_all
 from deltafuse.options import FuseOptions
-from deltafuse.planning import unchosen
+from deltafuse.planning import left_out, unchosen
 from deltafuse.probe import cut_model
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
@@ -35,8 +37,7 @@ Planned = tuple[tuple[ExpressionPlan, ...], tuple[SiteReport, ...]]
 
 
 def plan_expressions(
-    options: FuseOptions,
-    target: Target,
+    chosen: Chosen,
     sites: Sequence[ExpressionSite],
     worker: Worker,
     opsets: Mapping[str, int],
@@ -44,19 +45,22 @@ def plan_expressions(
     """Plans and reports of all sites; each class of equal sites is proven once more as it is to be written."""
     plans: list[ExpressionPlan] = []
     reports: list[SiteReport] = []
-    errors: dict[tuple[bytes, str], float] = {}
+    errors: dict[tuple[bytes, str, str], float] = {}
     for site in sites:
-        planned = _plan(options, target, site, opsets.get("", 17))
+        target = chosen.target_of(site.name)
+        planned = _plan(chosen.options, target, site, opsets.get("", 17))
         if isinstance(planned, SiteReport):
             reports.append(planned)
             continue
-        key = (planned.match.class_key, planned.op)
+        key = (planned.match.class_key, planned.op, target.name)
         if key not in errors and site.proven is not None:
             errors[key] = prove_emission(site.pattern, planned, site.proven, worker, opsets)
         match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
         plans.append(replace(planned, match=match))
         notes = (*match.notes, *planned.notes)
-        reports.append(SiteReport(match.name, "fused", match, planned.op, None, notes, len(match.nodes), match.rule))
+        told = emitted_of(planned.nodes)
+        shown = (planned.op, None, notes, len(match.nodes), match.rule, told)
+        reports.append(SiteReport(match.name, "fused", match, *shown))
     return tuple(plans), tuple(reports)
 
 
@@ -67,8 +71,7 @@ def _plan(options: FuseOptions, target: Target, site: ExpressionSite, opset: int
         return SiteReport(site.name, status, None, None, match, (), site.nodes, rule)
     option = "--form" if options.form is not None else unchosen(options, match.name)
     if option:
-        reason = Reason("left-out", {"option": option})
-        return SiteReport(site.name, "match", match, None, reason, match.notes, site.nodes, rule)
+        return SiteReport(site.name, "match", match, None, left_out(option), match.notes, site.nodes, rule)
     plan = _emitted(site.pattern, match, target, opset)
     if isinstance(plan, Reason):
         return SiteReport(site.name, "refused", match, None, plan, match.notes, site.nodes, rule)

@@ -27,9 +27,10 @@ from deltafuse.worker import AnyArray, Session, Worker
 
 TEXTS.update(
     {
-        "expression-differs": "the nodes up to {value} have the operators of {rule} but are not it: "
-        "relative error {error:.1e} in double; they stay as they are",
-        "expression-idle": "the result {value} does not depend on {role}, so that nothing can be proven of {rule}",
+        "expression-differs": "the nodes up to {value} have the operators of {rule} but are not it: relative error "
+        "{error:.1e} in double; compare them with the reference in the pattern's file",
+        "expression-idle": "the result {value} does not depend on {role}, so that nothing can be proven of {rule}; "
+        "look whether {role} is multiplied by zero or left out in the model",
         "expression-empty": "no sizes were found at which {value} has elements; declare its axes",
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import cast
 
 from deltafuse.expression_guard import Checked, check, outside, staying
@@ -13,6 +14,7 @@ from deltafuse.expression_prover import ProvenExpression, prove_expression
 from deltafuse.expression_sizes import odd_size
 from deltafuse.expression_view import View
 from deltafuse.expressions import Expression, Proposal
+from deltafuse.finder import layer_of
 from deltafuse.match import Proof, Role
 from deltafuse.options import Progress
 from deltafuse.reasons import Reason
@@ -88,6 +90,7 @@ def find_expressions(
     taken: Collection[int],
     worker: Worker,
     progress: Progress,
+    names: Collection[str] = (),
 ) -> ExpressionSites:
     """Finds and proves the sites of some patterns.
 
@@ -101,8 +104,9 @@ def find_expressions(
         taken: nodes that belong to other sites.
         worker: runs the cuts; it must stay for as long as the result is used.
         progress: told which pattern is looked for.
+        names: of sites of other graphs of the file.
     """
-    search = _Search(model, kinds, shapes, set(taken), worker)
+    search = _Search(model, kinds, shapes, set(taken), worker, names)
     sites: list[ExpressionSite] = []
     for pattern in sorted(patterns, key=lambda pattern: -sum(most for _, most in pattern.operators.values())):
         progress.note(pattern.name)
@@ -113,8 +117,11 @@ def find_expressions(
 class _Search:
     """Looks for the sites of one pattern after the other in one graph; a node belongs to one site."""
 
-    def __init__(self, model: Model, kinds: bytearray, shapes: Shapes, taken: set[int], worker: Worker) -> None:
+    def __init__(
+        self, model: Model, kinds: bytearray, shapes: Shapes, taken: set[int], worker: Worker, names: Collection[str]
+    ) -> None:
         self.anchors = 0
+        self._names = names
         self._model = model
         self._kinds = kinds
         self._shapes = shapes
@@ -126,7 +133,7 @@ class _Search:
     def sites(self, pattern: Expression) -> list[ExpressionSite]:
         """Matches, and what came close, in the order of their anchors."""
         found: list[_Attempt] = []
-        for anchor in range(len(self._model.graph.op)):
+        for anchor in range(self._model.graph.outer, len(self._model.graph.op)):
             if self._view.op(anchor) not in pattern.anchors or anchor in self._taken:
                 continue
             self.anchors += 1
@@ -136,9 +143,12 @@ class _Search:
             if attempt.outcome:
                 self._taken.update(attempt.nodes)
             found.append(attempt)
-        names = Names(self._model, pattern.name)
+        names = Names(self._model, pattern.name, self._names)
         first: dict[bytes, str] = {}
-        return [self._site(pattern, attempt, next(names), first) for attempt in self._told(found)]
+        return [
+            self._site(pattern, attempt, names.of((attempt.anchor, *attempt.nodes)), first)
+            for attempt in self._told(found)
+        ]
 
     def _told(self, found: Sequence[_Attempt]) -> Iterator[_Attempt]:
         """All matches, and each near miss once: not what is part of a match, nor what another anchor told of."""
@@ -234,15 +244,24 @@ def _rank(pattern: Expression, attempt: _Attempt) -> int:
 
 
 class Names:
-    """Names of one pattern's sites, ``NAME.0`` first, none of which an earlier fuse of the file used."""
+    """Names of one pattern's sites, none of which is taken or was used by an earlier fuse of the file.
 
-    def __init__(self, model: Model, rule: str) -> None:
-        self._mapped = model.mapped
+    In a layer that the exporter names: ``layers.3.NAME``, then ``layers.3.NAME.1``; elsewhere ``NAME.0``, ``NAME.1``.
+    """
+
+    def __init__(self, model: Model, rule: str, taken: Collection[str] = ()) -> None:
+        self._model = model
         self._rule = rule
-        self._number = -1
+        self._taken = set(taken)
 
-    def __next__(self) -> str:
-        self._number += 1
-        while self._mapped.find(f"{self._rule}.{self._number}/".encode()) >= 0:
-            self._number += 1
-        return f"{self._rule}.{self._number}"
+    def of(self, nodes: Sequence[int]) -> str:
+        """The name of a site by its nodes, the anchor first."""
+        layer = next(filter(None, (layer_of(self._model.graph, node) for node in nodes)), "")
+        stem = f"{layer}.{self._rule}" if layer else self._rule
+        tried = (stem if layer and not number else f"{stem}.{number}" for number in count())
+        name = next(name for name in tried if name not in self._taken and not self._stands(name))
+        self._taken.add(name)
+        return name
+
+    def _stands(self, name: str) -> bool:
+        return self._model.mapped.find(f"{name}/{self._rule}".encode()) >= 0

@@ -162,6 +162,8 @@ class Expression(ABC):
         texts: reason code -> text, for all codes that the file uses.
         refusals: codes of its own that mean "it is the expression, but may not be replaced".
         examples: small models that must and must not match.
+        formula: the expression as text, for people; ``{role}``, ``{output}`` and ``{parameter}`` stand for what a site
+            calls them. "" for none.
     """
 
     name: str
@@ -180,6 +182,7 @@ class Expression(ABC):
     neighbours: Mapping[str, Neighbour] = {}
     texts: Mapping[str, str] = {}
     refusals: frozenset[str] = frozenset()
+    formula: str = ""
 
     @abstractmethod
     def propose(self, view: View, anchor: int) -> Iterator[Proposal | Reason]:

@@ -6,7 +6,7 @@ Nothing here knows numbers: a candidate is a part of the graph that is worth pro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -87,10 +87,17 @@ class Finder:
         shapes: of the values.
         pattern: what is looked for.
         others: candidates of other patterns: their names are taken, and no search without a decay starts in them.
+        taken: names of sites of other graphs of the file.
     """
 
     def __init__(
-        self, model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, others: Sequence[Candidate] = ()
+        self,
+        model: Model,
+        kinds: bytearray,
+        shapes: Shapes,
+        pattern: Pattern,
+        others: Sequence[Candidate] = (),
+        taken: Collection[str] = (),
     ) -> None:
         graph = model.graph
         self._model = model
@@ -99,6 +106,7 @@ class Finder:
         self._shapes = shapes
         self._pattern = pattern
         self._others = others
+        self._taken = taken
         self._climber = Climber(graph, kinds, shapes, pattern.fence)
         self._wirings = Wirings(model)
         self._repeats = Repeats(graph, shapes, self._wirings)
@@ -131,7 +139,7 @@ class Finder:
         cores = Cores(self._graph, self._kinds, colours)
         members = {known_by: cores.nodes(colour) for known_by, colour in sites.items()}
         likely = [known_by for known_by, core in members.items() if self._contracts(core)]
-        names = _names(self._graph, [members[by] for by in likely], [other.name for other in self._others])
+        names = _names(self._graph, [members[by] for by in likely], [other.name for other in self._others], self._taken)
         return tuple(
             Place(name, by, *map(tuple, (members[by], cores.entries(sites[by]), cores.frontier(sites[by]))))
             for name, by in zip([self._fresh(name) for name in names], likely, strict=True)
@@ -158,9 +166,9 @@ class Finder:
     def _fresh(self, name: str) -> str:
         """A site's name under which nothing stands in the file yet: an earlier fuse may have left some."""
         mapped, tried, count = self._model.mapped, name, 1
-        if not self._emitted_before:
-            return name
-        while mapped.find(f"{tried}/{self._pattern.name}".encode()) >= 0:
+        while tried in self._taken or (
+            self._emitted_before and mapped.find(f"{tried}/{self._pattern.name}".encode()) >= 0
+        ):
             count += 1
             tried = f"{name}.{count}"
         return tried
@@ -195,7 +203,7 @@ class Finder:
                     colour = seen if colour in (_FREE, seen) else _JOINED
             if colour == _FREE:
                 colour = starts[node]
-            if colour < 0 or graph.op[node] in fence:
+            if colour < 0 or graph.op[node] in fence or self._is_placed(node):
                 continue
             outputs = graph.node_outputs[node]
             if kinds[outputs[0]] != data or weight in [kinds[value] for value in read]:
@@ -204,6 +212,13 @@ class Finder:
             for value in outputs:
                 value_colours[value] = colour
         return colours
+
+    def _is_placed(self, node: int) -> bool:
+        """Whether a body puts a result where its step number says, among those of other steps or layers."""
+        graph = self._graph
+        if not self._model.place or graph.standard[node] not in ("ScatterND", "ScatterElements", "Gather"):
+            return False
+        return self._kinds[graph.node_inputs[node][1]] == Kind.DATA
 
     def _roots(self, entries: Sequence[int], known_by: int) -> list[int]:
         """What a core is made of, the gate first: the log decay, or else beta, the root with the fewest numbers."""
@@ -246,17 +261,20 @@ class Finder:
         )
 
 
-def _names(graph: Graph, cores: Sequence[list[int]], taken: Sequence[str]) -> list[str]:
+def _names(
+    graph: Graph, cores: Sequence[list[int]], taken: Sequence[str], elsewhere: Collection[str]
+) -> list[str]:
     """Names from the exporter's scopes where each site has its own, else ``site.N``."""
-    scopes = [_scope(graph, core[0]) for core in cores]
+    scopes = [layer_of(graph, core[0]) for core in cores]
     if all(scopes) and len({*scopes, *taken}) == len(scopes) + len(taken):
         return scopes
-    return [f"site.{index}" for index in range(len(taken), len(taken) + len(cores))]
+    first = len(taken) + sum(name.startswith("site.") for name in elsewhere)
+    return [f"site.{index}" for index in range(first, first + len(cores))]
 
 
-def _scope(graph: Graph, first: int) -> str:
-    """The layer that the exporter's names or metadata put a core's first node in, or ""."""
-    node = graph.node(first)
+def layer_of(graph: Graph, number: int) -> str:
+    """The layer that the exporter's names or metadata put a node in, e.g. ``layers.3``, or ""."""
+    node = graph.node(number)
     texts = [
         node.name,
         *node.output,

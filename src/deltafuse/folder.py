@@ -19,8 +19,8 @@ from deltafuse.folder_pairs import Interface, Pair, interface, pairs, with_pins
 from deltafuse.folder_tree import Stage, Tree, copy_rest, named, place, read_tree, staged
 from deltafuse.match import FuseReport
 from deltafuse.options import FuseOptions, Progress
-from deltafuse.planning import check_names
-from deltafuse.reasons import Reason
+from deltafuse.pin_names import unknown_symbol
+from deltafuse.planning import check_names, left_out
 from deltafuse.wire import scan
 
 #: Runs one model.
@@ -104,10 +104,9 @@ def _run_all(
     """Each model's report and interface, as it is afterwards."""
     before = {name: interface(named(name, lambda name=name: scan(tree.root / name))) for name in tree.models}
     declared = frozenset[str]().union(*(known.symbols for known in before.values()))
-    for symbol, _ in options.pins:
+    for symbol, size in options.pins:
         if symbol not in declared:
-            known = ", ".join(sorted(declared)) or "none"
-            raise UserError("pin-unknown-symbol", f"--pin {symbol}: no model has such an axis; there are: {known}")
+            raise unknown_symbol(symbol, size, declared)
     found: dict[str, tuple[FuseReport, Interface]] = {}
     for name in tree.models:
         own = replace(
@@ -139,7 +138,7 @@ def _run(options: FuseOptions, progress: Progress, run: Run) -> FuseReport:
     )
     if not options.sites or sites:
         return run(replace(options, sites=sites, skip_sites=skipped), progress)
-    reason = Reason("left-out", {"option": "--sites"})
+    reason = left_out("--sites")
     left = tuple(replace(one, op=None, reason=reason) if one.status == "match" else one for one in seen.sites)
     return replace(seen, sites=left, pinned=(), nodes_after=seen.nodes_before, exit=3)
 

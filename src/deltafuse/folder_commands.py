@@ -12,8 +12,9 @@ from deltafuse.folder_pairs import Pair
 from deltafuse.folder_undo import Compared, FolderRollback, FolderVerify, Restored, rollback_folder, verify_folders
 from deltafuse.foreign import load_lowering
 from deltafuse.inputs import InputOptions
+from deltafuse.limits import within
 from deltafuse.options import FuseOptions
-from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
+from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, reason_document, write
 from deltafuse.tables import console, sentences, table
 from deltafuse.tables_verify import verify_summary
 from deltafuse.verify import Settings, VerifyReport, check
@@ -86,8 +87,8 @@ def compare(given: argparse.Namespace) -> int:
     options = InputOptions(None, None, given.seed, dict(given.dim))
     bars = Overrides(given.cosine, given.nrmse, given.max_abs)
     foreign = None if given.lowering is None else load_lowering(given.lowering)
-    with progress() as shown:
-        settings = Settings(given.level, options, given.timeout, None, bars, shown, foreign)
+    with progress() as shown, within(given.timeout, ", or leave whole models out with --level site"):
+        settings = Settings(given.level, options, given.timeout, None, bars, shown, foreign, given.allow_outside)
 
         def run(unfused: Path, fused: Path) -> VerifyReport:
             return check(unfused, fused, settings).report
@@ -137,7 +138,7 @@ def _pair_document(pair: Pair) -> Document:
             "input": state.input or None,
             "reason": None
             if state.difference is None
-            else {"code": state.difference.code, "text": state.difference.text},
+            else reason_document(state.difference),
         }
         for state in pair.states
     ]

@@ -19,6 +19,7 @@ from deltafuse.lowering_attention import (
     read_attention,
     runtime_has,
 )
+from deltafuse.opset import import_needed
 from deltafuse.reasons import TEXTS, Reason
 
 TEXTS["attention-malformed"] = "{fault}; fuse the model again"
@@ -96,7 +97,9 @@ def runnable(model: onnx.ModelProto, *, keep: bool = True) -> onnx.ModelProto:
             continue
         has = keep and _runtime_has(node.domain)
         lowered += [node] if has else _attention_as_typed(model, node)
-    return _with_nodes(model, lowered)
+    result = _with_nodes(model, lowered)
+    import_needed(result)
+    return result
 
 
 def result_tokens(graph: Graph, node: int) -> int:

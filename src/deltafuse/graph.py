@@ -112,6 +112,8 @@ class Graph:
         initializers: value id -> head.
         type_spans: value id -> byte range of its ValueInfoProto message (inputs, outputs and value_info; where a value
             is declared twice, that of the graph input or output).
+        outer: number of first nodes that belong to the graph around a body and are only read.
+        captured: inputs of a body that are values of the graph around it.
     """
 
     data: memoryview
@@ -128,6 +130,8 @@ class Graph:
     outputs: list[int]
     initializers: dict[int, TensorHead]
     type_spans: dict[int, tuple[int, int]]
+    outer: int = 0
+    captured: tuple[int, ...] = ()
     _attributes: dict[int, dict[str, onnx.AttributeProto]] = field(
         default_factory=dict[int, dict[str, onnx.AttributeProto]], repr=False
     )

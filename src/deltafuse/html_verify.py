@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from deltafuse.divergence import DivergenceReport
 from deltafuse.files import atomic
+from deltafuse.html_base import environment
 from deltafuse.plots import Series, log_plot
 from deltafuse.rollout import RolloutReport
 from deltafuse.verify import VerifyReport
@@ -38,13 +37,9 @@ def write_page(report: VerifyReport, path: Path) -> None:
 
 def page(report: VerifyReport) -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("deltafuse", "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["sci"] = _sci
     rollout = None if report.task is None else report.task.rollout
-    return environment.get_template("verify.html.j2").render(
+    template = environment().get_template("verify.html.j2")
+    return template.render(
         report=report,
         graphs=list(_graphs(report)),
         drift=None if rollout is None else _drift_plot(rollout),
@@ -85,7 +80,3 @@ def _drift_plot(rollout: RolloutReport) -> str:
     lines = [Series(one.name, [0.0] * (steps - len(one.values)) + list(one.values), one.colour) for one in lines]
     bar = max((run.nrmse for run in rollout.runs if run.precision == "rounded"), default=None)
     return log_plot("NRMSE of the recurrent states per step", lines, [str(step) for step in range(steps)], bar)
-
-
-def _sci(value: float | None) -> str:
-    return "" if value is None else f"{value:.2e}"

@@ -16,7 +16,7 @@ import onnx.inliner
 
 from deltafuse.bodies import is_call
 from deltafuse.buried import holds
-from deltafuse.composing import compose, pieces
+from deltafuse.composing import compose, joined, pieces
 from deltafuse.edits import Changes, Edit, Insertion, apply, build
 from deltafuse.functions import plain_domain
 from deltafuse.graph import Graph
@@ -45,28 +45,23 @@ class Inlined:
     names: tuple[str, ...] = ()
     depth: int = 0
 
-    def composed(
-        self, edits: Sequence[Edit], graph: Graph, sites: Mapping[str, Iterable[int]]
-    ) -> tuple[Edit, ...]:
+    def composed(self, edits: Sequence[Edit], sites: Mapping[str, Sequence[int]]) -> tuple[Edit, ...]:
         """Edits of `model` as edits of the file. What was inlined for a site goes back with it.
 
         Args:
             edits: of `model`.
-            graph: of `model`, in topological order.
-            sites: the nodes of `graph` that each fused site takes, by the site's name.
+            sites: where in `model` the nodes begin that each fused site takes, by the site's name.
         """
         if not self.edits:
             return tuple(edits)
-        starts = graph.spans.starts
         ranges = [(start, stop, label) for start, stop, label in pieces(self.edits) if label]
         owner: dict[str, str] = {}
-        for site, nodes in sites.items():
-            places = [starts[node] for node in nodes]
+        for site, places in sites.items():
             for start, stop, label in ranges:
                 if any(start <= place < stop for place in places):
                     owner.setdefault(label, site)
         own = [replace(edit, site=owner.get(edit.site, "")) for edit in self.edits]
-        return compose(own, edits)
+        return joined(compose(own, edits))
 
 
 def inlined(
@@ -133,7 +128,11 @@ def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | N
         opset_import=[onnx.OperatorSetIdProto(domain=domain, version=v) for domain, v in (own | versions).items()],
         functions=model.local_functions.values(),
     )
-    result = onnx.inliner.inline_selected_functions(alone, [(function.domain, function.name)])
+    try:
+        result = onnx.inliner.inline_selected_functions(alone, [(function.domain, function.name)])
+    except RuntimeError:
+        # A call that does not fit its function: no runtime takes it.
+        return None
     written = [name for one in result.graph.node for name in one.output if name]
     if len(written) != len(set(written)) or not {info.name for info in outputs} <= set(written):
         # A function that no call has a meaning for: it stays as it is.

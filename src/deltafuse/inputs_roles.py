@@ -55,7 +55,7 @@ def input_roles(shapes: Shapes, kinds: bytearray, parts: Mapping[str, Part]) -> 
     graph = shapes.graph
     operands: dict[int, Part] = {}
     for name, part in parts.items():
-        operands.setdefault(_source(graph, name), part)
+        operands.setdefault(source_of(graph, name), part)
     found: dict[str, InputRole] = {}
     for value in graph.inputs:
         part = operands.get(value)
@@ -86,7 +86,7 @@ def _image(shapes: Shapes, name: str, role: InputRole) -> InputRole:
     return role
 
 
-def _source(graph: Graph, name: str) -> int:
+def source_of(graph: Graph, name: str) -> int:
     """The value that another is a part of."""
     value = graph.find(name) or 0
     while (node := graph.producer[value]) >= 0 and graph.standard[node] in _CARRIERS | _PARTS:

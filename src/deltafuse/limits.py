@@ -13,7 +13,10 @@ from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from deltafuse.errors import UserError
 
-__all__ = ["bounded", "share", "within"]
+__all__ = ["bounded", "left", "share", "within"]
+
+#: What to do where time ran out.
+_FEWER = ", or fewer sites with --sites"
 
 _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 _Parameters = ParamSpec("_Parameters")
@@ -33,11 +36,15 @@ _Given = TypeVar("_Given", bound=_Options)
 
 
 @contextmanager
-def within(seconds: float) -> Generator[None]:
+def within(seconds: float, advice: str = _FEWER) -> Generator[None]:
     """Ends the block after that many seconds.
 
     Only the main thread can be interrupted, and only where no alarm that is set already comes first; elsewhere the
     block is not ended, but `share` bounds what it waits for.
+
+    Args:
+        seconds: from now on.
+        advice: what helps beside more time.
 
     Raises:
         UserError: ``timeout``.
@@ -54,8 +61,8 @@ def within(seconds: float) -> Generator[None]:
     except _TimeUpError:
         raise UserError(
             "timeout",
-            f"the run took longer than {seconds:g} s and was ended, nothing was written: give it more with --timeout, "
-            "or fewer sites with --sites",
+            f"the run took longer than {seconds:g} s and was ended, nothing was written: give it more with --timeout"
+            f"{advice}",
         ) from None
     finally:
         if armed:
@@ -78,6 +85,12 @@ def bounded(
             return run(options, *arguments, **keywords)
 
     return call
+
+
+def left(seconds: float) -> float:
+    """How much of `seconds` is left of the run."""
+    deadline = _deadline.get()
+    return seconds if deadline is None else min(seconds, max(deadline - time.monotonic(), 0.1))
 
 
 def share(seconds: float) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 
 from deltafuse import targets
+from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.errors import DeltafuseError
 from deltafuse.external import external_tensors
 from deltafuse.lint_attention import attention_findings
@@ -25,7 +26,7 @@ from deltafuse.lint_operands import (
     sequence_findings,
     sizes_of,
 )
-from deltafuse.lint_view import Finding, View, is_attention
+from deltafuse.lint_view import Finding, View, is_attention, kind_name
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
@@ -74,17 +75,16 @@ def lint(fused: Path, target: str | None = None, progress: Progress | None = Non
     shown = progress or SilentProgress()
     shown.start("looking over")
     model = scan(fused)
-    shapes = Shapes(model)
-    found = [node for node, op in enumerate(model.graph.op) if op in ("Custom", *_NAMED)]
-    profiles = [targets.get(target)] if target is not None else _profiles(model, found)
+    found = list(_found(model))
+    profiles = [targets.get(target)] if target is not None else _profiles(found)
     findings: list[Finding] = []
     notes: list[Finding] = []
     count = 0
     for profile in profiles:
-        for node in found:
-            view = _view(model, shapes, profile, node)
+        for scope, shapes, node in found:
+            view = _view(scope, shapes, profile, node)
             if view is None:
-                findings += _unknown(model, profile, node)
+                findings += _unknown(scope, profile, node)
                 continue
             count += 1
             findings += _node_findings(view)
@@ -108,12 +108,19 @@ def node_findings(model: Model, shapes: Shapes, profile: Profile, node: int) -> 
     return tuple(_unknown(model, profile, node)) if view is None else tuple(_node_findings(view))
 
 
-def _profiles(model: Model, nodes: list[int]) -> list[Profile]:
+def _found(model: Model) -> Iterator[tuple[Model, Shapes, int]]:
+    """The nodes to look over, with the graph that each is in: the main one, or a body of If, Loop or Scan."""
+    scopes = (one for one in fused_bodies(model) if isinstance(one, Enclosed))
+    for scope, shapes in ((model, Shapes(model)), *((scope.model, scope.shapes) for scope in scopes)):
+        graph = scope.graph
+        named = (node for node, op in enumerate(graph.op) if op in ("Custom", *_NAMED) and node >= graph.outer)
+        yield from ((scope, shapes, node) for node in named)
+
+
+def _profiles(found: list[tuple[Model, Shapes, int]]) -> list[Profile]:
     """The targets that the nodes are of; the default one where there is none."""
-    graph = model.graph
-    names = dict.fromkeys(
-        DEFAULT_TARGET if graph.op[node] == "Custom" else "ort" if graph.domain[node] else "onnx" for node in nodes
-    )
+    nodes = [(scope.graph.op[node], scope.graph.domain[node]) for scope, _, node in found]
+    names = dict.fromkeys(DEFAULT_TARGET if op == "Custom" else "ort" if domain else "onnx" for op, domain in nodes)
     return [targets.get(name) for name in names or (DEFAULT_TARGET,)]
 
 
@@ -171,6 +178,9 @@ def _unknown(model: Model, profile: Profile, node: int) -> Iterator[Finding]:
     known = ", ".join(dict.fromkeys(one.op for one in profile.operators))
     if "type" not in attributes:
         yield Finding("attribute-missing", name, "type", "absent", known, "say which operator the node calls")
+    elif attributes["type"].type != onnx.AttributeProto.STRING:
+        kinds = kind_name(attributes["type"].type), kind_name(onnx.AttributeProto.STRING)
+        yield Finding("attribute-kind", name, "type", *kinds, f"write type as a string, one of {known}")
     elif "GatedDelta" in str(value_of(attributes["type"])):
         found = str(value_of(attributes["type"]))
         yield Finding("unknown-type", name, "type", found, known, f"use one of {known}, or another --target")

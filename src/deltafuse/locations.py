@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 TEXTS.update(
     {
-        "external-data-missing": "the constant {name} lies in {location}, which is not there: "
-        "put the file beside the model",
-        "external-data-short": "the constant {name} lies at bytes {offset} to {end} of {location}, which ends before: "
+        "external-data-missing": "the constant {name} lies in {location}, which is not there; put the file beside the "
+        "model",
+        "external-data-short": "the constant {name} lies at bytes {offset} to {end} of {location}, which ends before; "
         "copy the file again",
-        "external-data-outside": "the constant {name} lies in {location}, outside the model's folder: "
-        "move it beside the model",
+        "external-data-outside": "the constant {name} lies in {location}, outside the model's folder; move it beside "
+        "the model, or give --allow-outside",
     }
 )
 

@@ -9,7 +9,7 @@ is not the one it belongs to) and the opset that came with these two, where noth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,13 +19,14 @@ from onnx import NodeProto
 from deltafuse import edits, record
 from deltafuse.boundary import Bypass, bypass, dead, site_of
 from deltafuse.edits import Changes, Edit, Insertion
+from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.errors import UserError
 from deltafuse.files import check_output
 from deltafuse.graph import Graph
+from deltafuse.lower_opset import lowered_opsets, opset_notes
 from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node, read_call
 from deltafuse.lowering_attention import LINEAR_ATTENTION, is_linear_attention, lower_attention, runtime_has
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv, runtime_has_conv
-from deltafuse.opset import adapt
 from deltafuse.options import AttentionMode, ExternalData, Progress, SilentProgress
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
@@ -35,11 +36,7 @@ __all__ = ["LowerReport", "Lowered", "lower"]
 
 #: ReduceSum takes its axes as an input from here on
 _OPSET = 13
-#: what the oldest onnxruntime that deltafuse runs on (1.23) takes
-_OLDEST_RUNTIME = 23
-_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _NAMES = (CHUNK.encode(), RECURRENT.encode(), LINEAR_ATTENTION.encode(), CAUSAL_CONV.encode())
-_STANDARD = (LINEAR_ATTENTION, CAUSAL_CONV)
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class LowerReport:
         model, output: the files; output is None where nothing was written.
         rounding: whether operands and results are rounded at the boundary, to float16 as a rule, as the kernels do.
         lowered: the nodes, in the order of the graph.
-        nodes_before, nodes_after: nodes of the main graph.
+        nodes_before, nodes_after: nodes of the main graph and of bodies with fused nodes.
         notes: what else is to be known, e.g. nodes that onnxruntime still does not run.
         exit: 0, or 3 where there is nothing to lower.
     """
@@ -112,23 +109,33 @@ def lower(
     check_output(output, [fused])
     shown.start("lowering")
     model = scan(fused, allow_outside=allow_outside)
-    chosen = _chosen(model.graph, linear_attention)
-    notes = _notes(model, chosen)
-    before = len(model.graph.op)
-    if not chosen:
+    scopes = _scopes(model)
+    chosen = [_chosen(scope.model.graph, linear_attention) for scope in scopes]
+    notes = _notes(model, chosen[0])
+    before = sum(len(scope.model.graph.op) - scope.model.graph.outer for scope in scopes)
+    if not any(chosen):
         return LowerReport(str(fused), None, rounding, (), before, before, (_NOTHING, *notes), 3)
     _check_opset(model)
-    found, changes = _changes(model, chosen, rounding)
-    opsets = _opsets(model, chosen)
-    changes = replace(changes, opsets=opsets)
-    notes = (*notes, *_opset_notes(model, chosen, opsets))
+    names = _labels(scopes, chosen)
+    parts = [_changes(*part, rounding) for part in zip(scopes, chosen, names, strict=True)]
+    opsets = lowered_opsets(scopes, chosen)
+    changes = [replace(change, opsets=() if index else opsets) for index, (_, change) in enumerate(parts)]
+    notes = (*notes, *opset_notes(scopes, chosen, opsets))
     old = model.metadata_parts.get(record.KEY, ())
-    extra = [Edit(part.field, part.end, b"", "", "metadata") for part in old]
+    cuts = [Edit(part.field, part.end, b"", "", "metadata") for part in old]
     shown.start("writing")
-    built = edits.build(model, changes, extra)
+    raw = [edit for scope, one in zip(scopes, changes, strict=True) for edit in edits.edits_of(scope.model, one)]
+    built = edits.with_sizes(model, [*raw, *cuts])
     receipt = record.publish(model, built, output, "none", progress=shown.advance, how=external_data)
-    after = before + sum(len(new.nodes) for new in changes.inserted) - sum(len(nodes) for _, nodes in changes.removed)
+    new = sum(len(insertion.nodes) for change in changes for insertion in change.inserted)
+    after = before + new - sum(len(nodes) for change in changes for _, nodes in change.removed)
+    found = tuple(node for lowered, _ in parts for node in lowered)
     return LowerReport(str(fused), str(output), rounding, found, before, after, (*notes, *receipt.notes), 0)
+
+
+def _scopes(model: Model) -> list[Enclosed]:
+    """The main graph in the file's order, and the bodies in it that hold fused nodes."""
+    return [Enclosed.main(model), *(one for one in fused_bodies(model) if isinstance(one, Enclosed))]
 
 
 _NOTHING = (
@@ -165,45 +172,16 @@ def _check_opset(model: Model) -> None:
         )
 
 
-def _opsets(model: Model, chosen: Sequence[int]) -> tuple[tuple[str, int], ...]:
-    """The opset that the file needs once its standard fused operators are gone; none where it is not known to do.
-
-    An onnxruntime without these operators refuses the opset that came with it, whatever the file holds.
-    """
-    graph, have, others = model.graph, model.opset_imports.get("", 0), set(range(len(model.graph.op))) - set(chosen)
-    if not _has_standard(graph, chosen) or have <= _OLDEST_RUNTIME or model.functions:
-        return ()
-    plain = [index for index in sorted(others) if not graph.domain[index]]
-    known = all(onnx.defs.has(op, _OLDEST_RUNTIME, "") for op in {graph.op[index] for index in plain})
-    # A node that means the same in both is one that raising the opset leaves alone.
-    same = known and all(adapt(graph.node(index), _OLDEST_RUNTIME, have) is None for index in plain)
-    return (("", _OLDEST_RUNTIME),) if same else ()
-
-
-def _has_standard(graph: Graph, chosen: Sequence[int]) -> bool:
-    return any(graph.op[index] in _STANDARD and not graph.domain[index] for index in chosen)
-
-
-def _opset_notes(model: Model, chosen: Sequence[int], opsets: Sequence[tuple[str, int]]) -> Iterator[str]:
-    have = model.opset_imports.get("", 0)
-    if opsets:
-        yield f"the file imports opset {opsets[0][1]} in place of {have}, which nothing in it needs any more"
-    elif _has_standard(model.graph, chosen) and have > _OLDEST_RUNTIME:
-        yield (
-            f"the file still needs opset {have}, which an onnxruntime without the fused operators may refuse: "
-            "convert it with onnx.version_converter"
-        )
-
-
-def _changes(model: Model, chosen: Sequence[int], rounding: bool) -> tuple[tuple[Lowered, ...], Changes]:
-    graph = model.graph
-    shapes = Shapes(model)
+def _changes(
+    scope: Enclosed, chosen: Sequence[int], names: Sequence[str], rounding: bool
+) -> tuple[tuple[Lowered, ...], Changes]:
+    graph, shapes = scope.model.graph, scope.shapes
     found: list[Lowered] = []
     inserted: list[Insertion] = []
     removed: list[tuple[str, tuple[int, ...]]] = []
     replaced: set[int] = set()
     idle: list[int] = []
-    for index, name in zip(chosen, _labels(graph, chosen), strict=True):
+    for index, name in zip(chosen, names, strict=True):
         node = graph.node(index)
         site = site_of(node)
         found.append(Lowered(name, fused_type(node) or node.op_type, site))
@@ -225,13 +203,19 @@ def _changes(model: Model, chosen: Sequence[int], rounding: bool) -> tuple[tuple
     return tuple(found), Changes(tuple(removed), tuple(inserted))
 
 
-def _labels(graph: Graph, chosen: Sequence[int]) -> Iterator[str]:
-    """A name of its own for each node: the new ones are named below it."""
-    names = [graph.node_name(index) for index in chosen]
-    count = Counter(names)
-    for index, name in zip(chosen, names, strict=True):
-        first = next(value for value in graph.node_outputs[index] if value)
-        yield name if name and count[name] == 1 else graph.name(first)
+def _labels(scopes: Sequence[Enclosed], chosen: Sequence[Sequence[int]]) -> list[list[str]]:
+    """A name of its own for each node: the new ones are named below it, and no body may use a name from around it."""
+    pairs = [(scope.model.place, scope.model.graph, some) for scope, some in zip(scopes, chosen, strict=True)]
+    count = Counter(graph.node_name(index) for _, graph, some in pairs for index in some)
+    return [[_label(place, graph, index, count) for index in some] for place, graph, some in pairs]
+
+
+def _label(place: str, graph: Graph, index: int, count: Counter[str]) -> str:
+    name = graph.node_name(index)
+    if name and count[name] == 1:
+        return name
+    first = next(value for value in graph.node_outputs[index] if value)
+    return "/".join(filter(None, (place, graph.name(first))))
 
 
 def _dtypes(shapes: Shapes, index: int, node: NodeProto) -> tuple[int, int]:
@@ -272,11 +256,9 @@ def _notes(model: Model, chosen: Sequence[int]) -> tuple[str, ...]:
     customs = [index for index, op in enumerate(graph.op) if op == "Custom" and not graph.domain[index]]
     left = [graph.node(index) for index in sorted(set(customs) - set(chosen))]
     notes = [f"onnxruntime does not know the Custom node {_title(node)}: it is left as it is" for node in left]
-    spans = [graph.spans[index] for index, op in enumerate(graph.op) if op in _CONTROL] + list(model.functions)
-    if any(model.mapped.find(name, *span) >= 0 for name in _NAMES for span in spans):
-        notes.append(
-            "a fused node inside a subgraph or a local function is left as it is: inline functions with onnx.inliner"
-        )
+    notes += [f"left as it is: {reason.text}" for reason in fused_bodies(model) if isinstance(reason, Reason)]
+    if any(model.mapped.find(name, *span) >= 0 for name in _NAMES for span in model.functions):
+        notes.append("a fused node inside a local function is left as it is: inline functions with onnx.inliner")
     return tuple(notes)
 
 

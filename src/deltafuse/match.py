@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -192,12 +193,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pinned:
-    """One axis whose declared size was changed: ``input_ids`` axis 0, was ``batch``, now 1."""
+    """One axis whose declared size was changed: ``input_ids`` axis 0, was ``batch``, now 1.
+
+    Attributes:
+        kind: of the value: ``input`` or ``output`` of the graph.
+    """
 
     value: str
     axis: int
     was: str
     now: int
+    kind: str = "input"
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,8 @@ class SiteReport:
 
     Attributes:
         rule: of a site of an ordinary expression, where there may be no match to tell it; else "".
+        emitted: operator -> how many nodes of it stand in the site's place.
+        inside: the body that it lies in, e.g. ``If_3/then_branch``; "" in the main graph.
     """
 
     name: str
@@ -216,11 +224,17 @@ class SiteReport:
     notes: tuple[str, ...] = ()
     nodes: int = 0
     rule: str = ""
+    emitted: Mapping[str, int] = field(default_factory=dict[str, int])
+    inside: str = ""
 
 
 @dataclass(frozen=True)
 class FuseReport:
-    """What a fuse or inspect run found and did."""
+    """What a fuse or inspect run found and did.
+
+    Attributes:
+        operators: operator -> nodes of it before and after, of the main graph.
+    """
 
     model: str
     output: str | None
@@ -233,3 +247,4 @@ class FuseReport:
     seconds: dict[str, float]
     exit: int
     extracted: tuple[str, ...] = field(default=())
+    operators: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])

@@ -7,7 +7,7 @@ ones of the rule here, so that a pattern's recurrences serve for them too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from deltafuse import layouts
 from deltafuse.draws import Array, Operands
+from deltafuse.nearest import nearest
 from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
@@ -24,22 +25,27 @@ from deltafuse.search import Fit, Setting, assigned, search
 
 TEXTS.update(
     {
-        "activation-inside": "the activation {op} ({node}) is computed from values inside the site: no delta "
-        "rule has one",
+        "activation-inside": "the activation {op} ({node}) is computed from values inside the site: no delta rule has "
+        "one; move the activation before the rule or behind it, if a delta rule is meant",
         "beta-missing": "nothing scales the delta: beta is one everywhere; give the model a beta of ones",
-        "transposed-state": "the delta is read along the other axis of the state",
+        "transposed-state": "the delta is read along the other axis of the state; transpose the state where the delta "
+        "is read, if the delta rule is meant",
         "tokens-dropped": "the output is the rule's for the first {tokens} tokens and zero for later ones: a chunk is "
-        "dropped",
-        "inverse-short": "the last of each {tokens} tokens is not corrected by the others: the triangular inverse of a "
-        "chunk lacks a row",
-        "first-tokens-only": "the output is the rule's for the first {tokens} tokens and something else from there on: "
-        "compare how chunks follow each other, and their masks and inverse",
+        "dropped; trace the export with at least as many tokens as are fed, or mend how chunks are counted",
+        "inverse-short": "the last of each {tokens} tokens is not corrected by the others: the triangular inverse of "
+        "a chunk lacks a row; give the inverse as many rows as the chunk has tokens",
+        "first-tokens-only": "the output is the rule's for the first {tokens} tokens and something else from there "
+        "on; compare how chunks follow each other, and their masks and inverse",
     }
 )
 
 
 def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
-    """The neighbour of the rule that fits, or that none does."""
+    """The neighbour of the rule that fits, or that none does; and how far the site is from each."""
+    return replace(_why_not(setting, feeds, ran), nearest=nearest(setting, feeds, ran))
+
+
+def _why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
     for diagnose in (_activated, _plain, _without_beta, _transposed, _prefix, erasing, twice):
         found = diagnose(setting, feeds, ran)
         if found is not None:

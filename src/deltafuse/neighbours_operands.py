@@ -21,9 +21,10 @@ from deltafuse.search import Setting
 TEXTS.update(
     {
         "erase-per-channel": "the delta is read with {value} and not with the key: an erase gate per channel (Gated "
-        "DeltaNet-2) or a key of its own (Comba) is another rule",
+        "DeltaNet-2) or a key of its own (Comba) is another rule; leave the site as it is, or read the delta with "
+        "the key, if the gated delta rule is meant",
         "two-steps": "each token updates the state twice: a product of two Householder steps (DeltaProduct) is "
-        "another rule",
+        "another rule; leave the site as it is: no target has an operator for it",
     }
 )
 

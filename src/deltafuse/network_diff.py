@@ -17,13 +17,17 @@ from deltafuse.verify_trial import Finding, finding
 
 TEXTS.update(
     {
-        "output-missing": "only one of the models has the output {name}",
-        "output-shape": "{name} is {fused} in the fused model, {unfused} in the unfused one",
-        "output-type": "{name} is {fused} in the fused model, {unfused} in the unfused one",
-        "output-not-finite": "{name} has infinities or NaNs in the {model} model, at {index}: compare on other inputs, "
-        "see --inputs and --seed",
-        "output-beyond-bar": "{name} is beyond the bar ({bar}): {failed}; the largest difference is at {index}",
-        "output-values": "{count} of {size} elements of {name} differ, the first at {index}",
+        "output-missing": "only one of the models has the output {name}; compare files with the same outputs",
+        "output-shape": "{name} is {fused} in the fused model, {unfused} in the unfused one; undo that edit of the "
+        "fused file, or fuse the unfused one again",
+        "output-type": "{name} is {fused} in the fused model, {unfused} in the unfused one; undo that edit of the "
+        "fused file, or fuse the unfused one again",
+        "output-not-finite": "{name} has infinities or NaNs in the {model} model, at {index}; compare on other "
+        "inputs, see --inputs and --seed",
+        "output-beyond-bar": "{name} is beyond the bar ({bar}): {failed}, the largest difference at {index}; look for "
+        "the site with --bisect, or set another bar if that much is fine",
+        "output-values": "{count} of {size} elements of {name} differ, the first at {index}; look for the site with "
+        "--bisect",
     }
 )
 

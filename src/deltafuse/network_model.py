@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deltafuse.enclosed import fused_bodies
 from deltafuse.errors import UserError
 from deltafuse.external import data_files, external_tensors
 from deltafuse.foreign import Foreign, foreign_nodes, write_lowered
@@ -17,12 +18,16 @@ from deltafuse.wire import Model, scan
 
 TEXTS.update(
     {
-        "network-data-missing": "{path}: {error}",
-        "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte {end} "
-        "in it: copy the file again",
+        "network-data-missing": "{path}: {error}; put the file beside the model, or take --level site, which needs no "
+        "weights",
+        "network-data-outside": "{path} has weights outside of its folder, where onnxruntime reads none; move them "
+        "into the folder and save the model again, or take --level site",
+        "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte "
+        "{end} in it; copy the file again",
         "network-foreign-operator": "{path} has {count} Custom nodes that are none of ours (the first: {node}, of type "
         "{type}), which onnxruntime cannot run; give a file that lowers them with --lowering",
-        "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}",
+        "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}; look the file over with "
+        "fuse lint, and fuse the model again",
     }
 )
 
@@ -59,12 +64,14 @@ def obstacle(model: Model, foreign: Foreign | None = None) -> Reason | None:
         at = {"path": model.path, "count": len(others), "node": name, "type": kind or "none"}
         return Reason("network-foreign-operator", at)
     try:
-        files = data_files(model)
+        files = data_files(replace(model, allow_outside=False))
     except UserError as error:
+        if error.code == "outside-folder":
+            return Reason("network-data-outside", {"path": model.path})
         return Reason("network-data-missing", {"path": model.path, "error": str(error)})
     missing = [str(path) for path in files.values() if not path.is_file()]
     if missing:
-        text = f"the external data file {missing[0]} is missing: put the weights beside the model"
+        text = f"the external data file {missing[0]} is missing"
         return Reason("network-data-missing", {"path": model.path, "error": text})
     return _short(model, files)
 
@@ -108,7 +115,7 @@ def runnable(
         source: Runnable | Reason = Runnable(model.path, size)
         if foreign is not None and write_lowered(model.path, foreign, plain):
             source = Runnable(plain, size)
-        if _LOWERED & set(model.graph.standard):
+        if _LOWERED & set(model.graph.standard) or any(True for _ in fused_bodies(model)):
             source = _lowered(source, lowered, rounding)
         if taps and isinstance(source, Runnable):
             write_tapped(scan(source.path), taps, tapped)

@@ -15,19 +15,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltafuse.limits import left
 from deltafuse.network_child import RESULT
 from deltafuse.network_model import Runnable
 from deltafuse.reasons import TEXTS, Reason
 
 TEXTS.update(
     {
-        "network-timeout": "running {model} took longer than {seconds:.0f} s: raise --timeout",
-        "network-memory": "memory ran out while {model} was run (graph and weights have {size}, {free} are free): "
-        "end other programs or use a larger machine, or take --level site, which needs no weights",
-        "network-crash": "onnxruntime crashed on {model} ({status}): {error}",
-        "network-operator-missing": "onnxruntime has no operator that {model} needs: {error}",
-        "network-does-not-load": "onnxruntime cannot load {model}: {error}",
-        "network-does-not-run": "onnxruntime cannot run {model}: {error}",
+        "network-timeout": "running {model} took longer than {seconds:.0f} s; raise --timeout",
+        "network-memory": "memory ran out while {model} was run (graph and weights have {size}, {free} are free); end "
+        "other programs or use a larger machine, or take --level site, which needs no weights",
+        "network-crash": "onnxruntime crashed on {model} ({status}): {error}; take --level site, or look whether "
+        "onnxruntime runs the model by itself",
+        "network-operator-missing": "onnxruntime has no operator that {model} needs: {error}; update onnxruntime, "
+        "give a file that lowers it with --lowering, or take --level site",
+        "network-does-not-load": "onnxruntime cannot load {model}: {error}; look whether onnxruntime loads the "
+        "exported file, or take --level site",
+        "network-does-not-run": "onnxruntime cannot run {model}: {error}; give other inputs with --inputs, other "
+        "sizes with --dim, or take --level site",
     }
 )
 
@@ -122,6 +127,7 @@ def ask(
     """
     folder.mkdir()
     (folder / "request.json").write_text(json.dumps({"model": str(model.path), "memory": memory or 0} | {**request}))
+    seconds = left(seconds)
     status = _wait(command, folder, seconds)
     if status is None:
         return Reason("network-timeout", {"model": name, "seconds": seconds})

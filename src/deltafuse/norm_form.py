@@ -17,7 +17,8 @@ from deltafuse.reasons import TEXTS, Reason
 TEXTS.update(
     {
         "norm-mixed": "between {value} and the rule lies arithmetic that is more than the norm of a row and one "
-        "constant beside it ({op}); the rule is looked for behind it",
+        "constant beside it ({op}), so that the rule is looked for behind it; apply the norm alone to query and key, "
+        "if it is to be part of the fused node",
     }
 )
 

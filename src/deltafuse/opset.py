@@ -10,13 +10,15 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, defs, helper, numpy_helper
 
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.wire import Model
 
 #: ReduceSum, Squeeze and Unsqueeze take their axes as an input, and Softmax is over one axis, from here on.
 LEAST = 13
+#: What the oldest onnxruntime that deltafuse runs on (1.23) takes.
+OLDEST_RUNTIME = 23
 #: The first version that has LinearAttention.
 LINEAR_ATTENTION_OPSET = 27
 
@@ -54,7 +56,7 @@ def raised(model: Model, domain: str, version: int, dead: Collection[int] = ()) 
         model: the scanned file.
         domain: "" for ai.onnx.
         version: the least version that is needed.
-        dead: nodes that go anyway.
+        dead: nodes that go anyway, or whose bodies are taken for themselves.
     """
     have = model.opset_imports.get(domain, 0)
     if have >= version:
@@ -66,7 +68,7 @@ def raised(model: Model, domain: str, version: int, dead: Collection[int] = ()) 
     graph, gone = model.graph, frozenset(dead)
     replaced: list[tuple[int, tuple[NodeProto, ...]]] = []
     for index, op in enumerate(graph.op):
-        if graph.domain[index] or index in gone or not (op in _CHANGES or op in _CONTROL):
+        if graph.domain[index] or index in gone or index < graph.outer or not (op in _CHANGES or op in _CONTROL):
             continue
         nodes = adapt(graph.node(index), have, version)
         if isinstance(nodes, Reason):
@@ -90,6 +92,35 @@ def stale(model: Model, have: int) -> int | None:
         if adapt(graph.node(index), have, want) is not None:
             return index
     return None
+
+
+def needed(nodes: Iterable[NodeProto], have: int) -> int:
+    """The opset that nodes of one scope need: an older one where they mean the same in it, else the one they have.
+
+    An onnxruntime refuses an opset that is newer than itself, whatever the file holds.
+
+    Args:
+        nodes: those of a domain of their own are not looked at.
+        have: the opset they are of.
+    """
+    if have <= OLDEST_RUNTIME:
+        return have
+    # A node that means the same in both is one that raising the opset leaves alone.
+    same = all(_known(node) and adapt(node, OLDEST_RUNTIME, have) is None for node in nodes)
+    return OLDEST_RUNTIME if same else have
+
+
+def import_needed(model: ModelProto) -> None:
+    """Makes a model import the opset that its nodes need, see `needed`; one with functions stays as it is."""
+    for opset in model.opset_import if not model.functions else ():
+        opset.version = opset.version if opset.domain else needed(model.graph.node, opset.version)
+
+
+def _known(node: NodeProto) -> bool:
+    if node.domain not in ("", "ai.onnx"):
+        return True
+    bodies = (attribute.g.node for attribute in node.attribute if attribute.type == AttributeProto.GRAPH)
+    return defs.has(node.op_type, OLDEST_RUNTIME, "") and all(_known(inner) for body in bodies for inner in body)
 
 
 def adapt_all(nodes: Iterable[NodeProto], have: int, want: int) -> tuple[NodeProto, ...] | Reason:

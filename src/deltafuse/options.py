@@ -78,6 +78,8 @@ class FuseOptions:
         dry_run: do everything but write.
         timeout: seconds that a run may take up to the writing; one proof takes half of what is left at most.
         extract: folder for each site as stand-alone models (inspect).
+        html: the page to write about what was found and done.
+        plan: file that says what becomes of each site; a dry run writes it, any other does what it says.
     """
 
     model: Path
@@ -103,6 +105,8 @@ class FuseOptions:
     dry_run: bool = False
     timeout: float = DEFAULT_TIMEOUT
     extract: Path | None = None
+    html: Path | None = None
+    plan: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuses what the command line would: a choice that is none, a pin without a size.

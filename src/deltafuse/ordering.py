@@ -24,7 +24,7 @@ def in_order(model: Model) -> tuple[Model, tuple[int, ...] | None]:
         UserError: ``cyclic``: nodes read each other's results; ``value-written-twice``: two write the same value.
     """
     graph = model.graph
-    if _is_sorted(graph):
+    if is_sorted(graph):
         return model, None
     order = _sorted(model.path, graph)
     numbers = {old: new for new, old in enumerate(order)}
@@ -51,7 +51,8 @@ def _runs(runs: Sequence[Sequence[tuple[int, int]]]) -> Runs:
     return Runs(_spans([span for run in runs for span in run]), array("q", accumulate(len(run) for run in runs)))
 
 
-def _is_sorted(graph: Graph) -> bool:
+def is_sorted(graph: Graph) -> bool:
+    """Whether each node comes after those that write what it reads."""
     producer = graph.producer
     if any(producer[value] >= node for node, values in graph.captures.items() for value in values):
         return False

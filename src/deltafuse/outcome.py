@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.external import data_files, missing_notes
 from deltafuse.fused import fused_nodes
+from deltafuse.graph import Graph
 from deltafuse.lowering_conv import is_causal_conv
 from deltafuse.match import Match, SiteReport
 from deltafuse.options import FuseOptions
@@ -63,13 +65,15 @@ def shown(sites: Sequence[SiteReport]) -> tuple[SiteReport, ...]:
     return tuple(replace(site, status="match") if site.status == "fused" else site for site in sites)
 
 
-def worth_telling(found: Sequence[Site], family: Sequence[Pattern], before: Sequence[Site]) -> Sequence[Site]:
+def worth_telling(
+    found: Sequence[Site], family: Sequence[Pattern], before: Sequence[Site], *, inside: bool = False
+) -> Sequence[Site]:
     """The sites of one search that a user wants to hear of.
 
-    Contractions of data with data are in many a layer that is no rule: where other sites are there, only those are
-    told that are a rule or a known neighbour of one.
+    Contractions of data with data are in many a layer that is no rule: inside a body, and where other sites are there,
+    only those are told that are a rule or a known neighbour of one.
     """
-    if family[0].decay != "none" or not (before or any(isinstance(site, Match) for site in found)):
+    if family[0].decay != "none" or not (inside or before or any(isinstance(site, Match) for site in found)):
         return found
     telling = {*REFUSALS, *(code for rule in family for code in rule.neighbours)}
     return [site for site in found if isinstance(site, Match) or site.reason.code in telling]
@@ -98,12 +102,17 @@ def inlined(functions: Sequence[str]) -> tuple[str, ...]:
 
 
 def _no_site(file: Model, anchors: Mapping[str, int], others: int) -> str:
-    graph = file.graph
-    convolutions = sum(map(is_causal_conv, graph.op, graph.domain))
-    fused = len(fused_nodes(graph, range(len(graph.op)))) + convolutions
+    bodies = (scope.model.graph for scope in fused_bodies(file) if isinstance(scope, Enclosed))
+    fused = sum(map(_fused, (file.graph, *bodies)))
     if fused:
         return f"already-fused: {Reason('already-fused', {'count': fused}).text}"
     if not anchors:
         return f"no site: {others} operators were looked at where an expression could begin, none of them does"
     looked = " and ".join(f"{count} {what}" for what, count in anchors.items())
     return f"no site: {looked} were looked at, none is part of a rule"
+
+
+def _fused(graph: Graph) -> int:
+    """How many fused nodes a graph has."""
+    convolutions = sum(map(is_causal_conv, graph.op, graph.domain))
+    return len(fused_nodes(graph, range(graph.outer, len(graph.op)))) + convolutions

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
+from deltafuse.completion_scripts import SHELLS
 from deltafuse.errors import UserError
 from deltafuse.options import (
     DEFAULT_TARGET,
@@ -39,11 +41,24 @@ commands (fuse COMMAND --help tells more):
   demo       write two small models to try things on
   lint       look over the fused nodes of any file, write nothing
   targets    list the targets and their limits
-  patterns   list what is looked for"""
+  patterns   list what is looked for
+  doctor     see whether what is installed works, and how to mend it"""
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are ours: exit 1, and JSON where JSON was asked for."""
+
+    def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        """As argparse does, and tells a misspelt option which one may be meant."""
+        given, unknown = self.parse_known_args(args)
+        options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        if options:
+            near = difflib.get_close_matches(options[0], self._option_string_actions, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            self.error(f"there is no option {options[0]}{hint}")
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return given
 
     def error(self, message: str) -> NoReturn:
         """Raises what argparse would exit with 2 for."""
@@ -83,8 +98,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     _add_outside(parser)
 
 
-def _add_search(parser: argparse.ArgumentParser) -> None:
-    """Options that say what to look for and for whom: shared by the plain form and inspect."""
+def _add_page(parser: argparse.ArgumentParser) -> None:
+    text = "write what was found, why, and what becomes of it as one page: proofs, pictures; opens without a network"
+    parser.add_argument("--html", type=Path, metavar="FILE", help=text)
+
+
+def _add_search(parser: argparse.ArgumentParser, *, detail: bool = False) -> None:
+    """Options that say what to look for and for whom: shared by the plain form and inspect, which shows details."""
     add = parser.add_argument
     add("model", metavar="MODEL", type=Path, help="the ONNX file to read, or a folder of them; never written")
     target = "whom to fuse for, or the path of a target file of your own (default: %(default)s)"
@@ -93,7 +113,11 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add("--boundary", choices=get_args(Boundary), help=boundary)
     add("--signature", metavar="VERSION", help="an older signature of the operators, see `fuse targets`")
     add("--form", choices=get_args(Form), help="only sites written in this form")
-    _add_list(parser, "GLOB", "only sites whose name fits, e.g. 'layers.1?'", "--sites", "--site")
+    plain = () if detail else ("--site",)
+    _add_list(parser, "GLOB", "only sites whose name fits, e.g. 'layers.1?'", "--sites", *plain)
+    if detail:
+        text = "show these sites in detail: operands, proof, the rule in the model's own names; repeatable"
+        add("--site", dest="detail", action="append", default=[], metavar="GLOB", help=text)
     _add_list(parser, "GLOB", "but not these sites", "--skip-sites")
     rules = "only these patterns, those that are off by default too: see `fuse patterns`; give them after MODEL"
     add("--rules", nargs="+", action="extend", default=[], metavar="NAME", help=rules)
@@ -120,30 +144,40 @@ def plain_parser() -> Parser:
     _add_data(parser)
     add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
     add("--strict", action="store_true", help="treat a note as a refusal")
-    add("--dry-run", action="store_true", help="do everything but write")
-    add("--version", action="store_true", help="print the version")
+    add("--dry-run", action="store_true", help="do everything but write the model")
+    _add_page(parser)
+    plan = "with --dry-run: write what would be done, site by site, for you to edit; without: do what it says"
+    add("--plan", type=Path, metavar="FILE", help=plan)
+    add("--version", action="store_true", help="print the versions that a bug report needs")
+    shells = ", ".join(SHELLS)
+    text = f"completion of commands and options for {shells} (default: the shell that runs)"
+    add("--install-completion", nargs="?", metavar="SHELL", help=f"set up {text}")
+    add("--show-completion", nargs="?", metavar="SHELL", help=f"print {text}")
     return parser
 
 
 def inspect_parser() -> Parser:
     """``fuse inspect MODEL``."""
     parser = _parser("fuse inspect", "fuse inspect MODEL [options]", "Show the sites of a model; write nothing.", EXITS)
-    _add_search(parser)
+    _add_search(parser, detail=True)
     add = parser.add_argument
     _add_outside(parser)
     add("--extract", type=Path, metavar="DIR", help="write each site as stand-alone models into DIR")
+    _add_page(parser)
+    add("--netron", action="store_true", help="open the first site, before and after, in netron (extra `netron`)")
+    forced = " or ".join(get_args(Operator))
     tables = parser.add_argument_group(
-        "tables of any model", "Given after MODEL. No site is looked for then, unless --sites or --extract asks for it."
+        "tables of any model",
+        "Given after MODEL. No site is looked for then, unless --sites, --extract or --html asks for it.\n"
+        f"--op has two meanings: {forced} is forced where that is legal, as in the plain form, and\n"
+        "makes no table; any other name is an operator whose nodes are listed.",
     )
     text = "list the {} whose name matches (all if left out)"
     add = tables.add_argument
     add("--tensors", nargs="?", const="", metavar="REGEX", help=text.format("tensors"))
     add("--nodes", nargs="?", const="", metavar="REGEX", help=text.format("nodes"))
-    forced = " or ".join(get_args(Operator))
-    op_text = (
-        f"list the nodes of this operator, e.g. Conv or 'Reduce*'; {forced}: force it where it is legal, as in fuse"
-    )
-    _add_list(parser, "TYPE", op_text, "--op")
+    op_text = f"list and count the nodes of this operator, e.g. Conv or 'Reduce*'; {forced}: see above"
+    add("--op", action="append", default=[], metavar="TYPE", help=f"{op_text}; repeatable")
     return parser
 
 
@@ -160,8 +194,9 @@ def verify_parser() -> Parser:
     add("fused", metavar="FUSED", type=Path, nargs="?", help="what fuse made of it; of a folder, the folder it wrote")
     levels = "site: sites alone; network: whole models too; task: sites, then --rollout and --nll; all: whatever can "
     add("--level", choices=get_args(Level), default="all", help=f"{levels}be run (default)")
-    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of one run (%(default)g)")
+    add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help="limit of the run (%(default)g)")
     add("--html", type=Path, metavar="FILE", help="write the report as one page, with plots of errors and drift")
+    _add_outside(parser)
     add_verify(parser)
     return parser
 
@@ -227,6 +262,14 @@ def targets_parser() -> Parser:
     return _parser("fuse targets", "fuse targets [--json]", text)
 
 
+def doctor_parser() -> Parser:
+    """``fuse doctor``."""
+    text = "See whether what is installed does what fuse and its targets need, and how to mend what does not."
+    parser = _parser("fuse doctor", "fuse doctor [--target NAME] [--json]", text, EXITS)
+    parser.add_argument("--target", metavar="NAME", help="this target alone; what it lacks here is to be mended")
+    return parser
+
+
 def patterns_parser() -> Parser:
     """``fuse patterns``."""
     parser = _parser(
@@ -247,4 +290,5 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "lint": lint_parser,
     "targets": targets_parser,
     "patterns": patterns_parser,
+    "doctor": doctor_parser,
 }

@@ -48,3 +48,7 @@ def bound(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
     return value
+
+
+#: Names of the shipped targets, as `deltafuse.targets.names` has them.
+TARGETS = ("ascend-310p", "ascend-a2", "onnx", "ort")

@@ -28,7 +28,7 @@ from deltafuse.worker import Worker
 TEXTS.update(
     {
         "output-in-parts": "the site is the rule, but something ({reader}) takes its output token by token before the "
-        "tokens are put together, so no one value is what a fused node would write: apply it to all tokens at once",
+        "tokens are put together, so no one value is what a fused node would write; apply it to all tokens at once",
     }
 )
 

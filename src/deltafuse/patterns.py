@@ -33,7 +33,10 @@ class Pattern(Protocol):
         contractions: op_types of which the core has at least one.
         least_roots: operands the rule has at least (without a state).
         neighbours: reason code -> recurrence of a rule that is often meant or made by mistake.
-        texts: reason code -> text, for the neighbours.
+        texts: reason code -> text, for the neighbours: what is the matter, a semicolon, what to do.
+
+    A file may define ``formula`` too: the recurrence as text, in which ``{query}``, ``{out}`` and the other roles and
+    ``{scale}`` stand for what a site calls them.
     """
 
     name: str

@@ -12,27 +12,29 @@ from dataclasses import dataclass
 
 import onnx
 
-from deltafuse.dims import Dim, Expr, substitute, symbol_name, symbols
+from deltafuse.dims import Dim, Expr, substitute, symbol_name
 from deltafuse.graph import Graph
 from deltafuse.match import Pinned
+from deltafuse.pin_names import declared_symbols
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shape_extents import index_extents
 from deltafuse.shapes import Shapes
 
 TEXTS.update(
     {
-        "pin-static": "axis {axis} of {value!r} must be {size} but is the fixed size {found}: "
-        "export the model with {size}, or with a dynamic axis there",
-        "pin-disagree": "the axis {symbol!r} must be {size} and {other} at once ({value!r}): "
-        "fuse fewer sites with --sites, or drop the --pin that asks for it",
-        "pin-bound": "the axis {symbol!r} must be {size} but node {node!r} ({op}) needs it to be {found}: "
-        "export the model again with {size}",
-        "pin-expression": "axis {axis} of {value!r} has the size {found}, which being {size} fixes no single axis: "
+        "pin-static": "axis {axis} of {value!r} must be {size} but is the fixed size {found}; export the model with "
+        "{size}, or with a dynamic axis there",
+        "pin-disagree": "the axis {symbol!r} must be {size} and {other} at once ({value!r}); fuse fewer sites with "
+        "--sites, or drop the --pin that asks for it",
+        "pin-bound": "the axis {symbol!r} must be {size} but node {node!r} ({op}) needs it to be {found}; export the "
+        "model again with {size}",
+        "pin-expression": "axis {axis} of {value!r} has the size {found}, which being {size} fixes no single axis; "
         "give --pin SYMBOL=N for its symbols",
-        "pin-unknown-symbol": "--pin {symbol}: no input, output or value_info has such a dim; the model's are: {known}",
-        "pin-shape-unknown": "the rank of {value!r} is not known, so its axis {axis} cannot be made {size}: "
-        "run onnx shape inference on the model first",
-        "pin-contradiction": "with {pins} node {node!r} ({op}) gets sizes {left} and {right}, which do not go together",
+        "pin-unknown-symbol": "--pin {symbol}: no input, output or value_info has such a dim; give one of: {known}",
+        "pin-shape-unknown": "the rank of {value!r} is not known, so its axis {axis} cannot be made {size}; run onnx "
+        "shape inference on the model first",
+        "pin-contradiction": "with {pins} node {node!r} ({op}) gets sizes {left} and {right}, which do not go "
+        "together; give sizes that go together, or leave a --pin out",
     }
 )
 
@@ -127,7 +129,7 @@ class _Sizes:
             reason = self._seed_axis(*seed)
             if reason is not None:
                 return reason
-        declared = _declared_symbols(self.shapes) if extra else frozenset[str]()
+        declared = declared_symbols(self.shapes) if extra else frozenset[str]()
         for name, size in extra.items():
             if name not in declared:
                 return Reason("pin-unknown-symbol", {"symbol": name, "known": ", ".join(sorted(declared)) or "none"})
@@ -203,14 +205,6 @@ def _factors(dim: Expr, size: int) -> dict[str, int]:
     return dict.fromkeys(names, rest) if len(names) == 1 or rest == 1 else {}
 
 
-def _declared_symbols(shapes: Shapes) -> frozenset[str]:
-    found: set[str] = set()
-    for value in shapes.graph.type_spans:
-        for dim in shapes.declared(value) or ():
-            found |= frozenset() if dim is None else symbols(dim)
-    return frozenset(found)
-
-
 def _contradiction(before: Shapes, after: Shapes, sizes: _Sizes) -> Reason | None:
     """A node that the sizes break, and that was whole before."""
     old = {conflict.node for conflict in before.conflicts}
@@ -247,7 +241,7 @@ class _Declarations:
                 continue
             pinned += self._report(value, info, changes) if value in ends else []
             retyped.append((value, _retype(info, changes)))
-        names = _declared_symbols(self.before)
+        names = declared_symbols(self.before)
         order = {graph.name(value): i for i, value in enumerate((*graph.inputs, *graph.outputs))}
         pinned.sort(key=lambda axis: order[axis.value])
         return PinPlan(tuple(retyped), tuple(pinned), {n: size for n, size in self.sizes.items() if n in names})
@@ -285,7 +279,9 @@ class _Declarations:
     def _report(self, value: int, info: onnx.ValueInfoProto, changes: Mapping[int, Dim]) -> list[Pinned]:
         dims = info.type.tensor_type.shape.dim
         name = self.graph.name(value)
-        return [Pinned(name, i, dims[i].dim_param or "?", new) for i, new in changes.items() if isinstance(new, int)]
+        kind = "input" if value in self.graph.inputs else "output"
+        fixed = {axis: new for axis, new in changes.items() if isinstance(new, int)}
+        return [Pinned(name, axis, dims[axis].dim_param or "?", new, kind) for axis, new in fixed.items()]
 
 
 def _retype(info: onnx.ValueInfoProto, changes: Mapping[int, Dim]) -> onnx.ValueInfoProto:

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deltafuse import classes, drafting, edits, files, outcome, patterns, record, splice, targets
+from deltafuse import drafting, edits, files, outcome, patterns, plan_file, record
 from deltafuse.background import Task
+from deltafuse.choosing import Chosen, of_options
+from deltafuse.clock import Clock
 from deltafuse.drafting import Draft
 from deltafuse.emitted import prove_emitted
+from deltafuse.enclosed import Enclosed
+from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
-from deltafuse.expression_sites import ExpressionSites, find_expressions
-from deltafuse.expressions import Expression
 from deltafuse.extract import extract_sites
-from deltafuse.finder import Candidate, Finder
 from deltafuse.inlining import Inlined, inlined
 from deltafuse.limits import bounded
-from deltafuse.match import FuseReport, Match, Plan, SiteReport
+from deltafuse.match import FuseReport, Plan, SiteReport
 from deltafuse.notes import Notes
+from deltafuse.operator_counts import emitted_of, operators_of
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.ordering import in_order
-from deltafuse.patterns import Pattern
+from deltafuse.pin_names import check_pins
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
 from deltafuse.sanity import checked
+from deltafuse.searching import Search, Searched
 from deltafuse.shapes import Shapes
-from deltafuse.sites import Site, prove_sites
-from deltafuse.targets.base import Target
-from deltafuse.trial import Trial
 from deltafuse.wire import Model, no_garbage_collection, scan
 
 
@@ -43,42 +41,19 @@ class _Found:
     Attributes:
         file: as it was scanned.
         base: the same with those calls in place that hold a rule among other nodes.
-        model: `base` in topological order.
-        order: number in `base` of each node of `model`, None where they are the same.
-        kinds: of the values of `model`.
-        trials: what each class of sites was proven with.
-        anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
-            looked for.
-        expressions: sites of ordinary expressions.
+        order: number in `base` of each node of the main graph that was searched, None where they are the same.
+        main: what was found, in topological order.
     """
 
     file: Model
     base: Inlined
-    model: Model
     order: tuple[int, ...] | None
-    kinds: bytearray
-    shapes: Shapes
-    sites: tuple[Site, ...]
-    trials: Mapping[bytes, Trial]
-    anchors: Mapping[str, int]
-    expressions: ExpressionSites
+    main: Searched
 
-
-class _Clock:
-    """Seconds by stage, and the stage shown to the user."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Generator[None]:
-        self.progress.start(name)
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 3)
+    @property
+    def graphs(self) -> tuple[Searched, ...]:
+        """The main graph and all bodies that were entered."""
+        return tuple(self.main.all())
 
 
 @no_garbage_collection()
@@ -89,126 +64,151 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
         UserError: the file, an option or the output cannot be used as they are.
         InternalError: emitted nodes are not equal to what they replace.
     """
-    clock = _Clock(progress)
-    target = targets.get(options.target)
-    if options.output is not None and not options.dry_run:
-        files.check_output(options.output, [options.model])
-    found, draft, reports = _prepare(options, clock, target)
-    report = _report(options, found, draft, reports, clock)
+    clock = Clock(progress)
+    for file in ((options.plan,) if options.dry_run else (options.output,)):
+        if file is not None:
+            files.check_output(file, [options.model])
+    _check_page(options)
+    chosen = plan_file.chosen_by(options)
+    options = chosen.options
+    found, draft, reports = _prepare(options, clock, chosen)
+    report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
+    if options.plan is not None and options.dry_run and report.exit in (0, 4):
+        plan_file.write_plan(options, reports)
+        apply = f"fuse {options.model} --plan {options.plan} -o OUT"
+        report = replace(report, notes=(*report.notes, f"the plan is {options.plan}; edit it and do it with `{apply}`"))
     if report.exit:
         report = replace(report, sites=outcome.shown(reports))
     elif options.output is not None and not options.dry_run:
         report = _write(options.output, options, clock, found, draft, report)
-    return replace(report, seconds=clock.seconds)
+    return _show(options, clock, found, draft, replace(report, seconds=clock.seconds))
 
 
 @no_garbage_collection()
 def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
-    """Finds, proves and plans, and writes nothing but what ``--extract`` asks for."""
-    clock = _Clock(progress)
+    """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for."""
+    clock = Clock(progress)
+    _check_page(options)
     extracted: tuple[str, ...] = ()
-    found, draft, reports = _prepare(options, clock, targets.get(options.target))
+    chosen = of_options(options)
+    found, draft, reports = _prepare(options, clock, chosen)
     if options.extract is not None:
-        extracted = _extract(options.extract, found, draft.plans)
-    report = _report(options, found, draft, reports, clock)
-    return replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+        extracted = _extract(options.extract, found, draft)
+    report = _report(chosen, found, draft, reports, clock)
+    report = replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
+    return _show(options, clock, found, draft, report)
 
 
-def _extract(folder: Path, found: _Found, plans: tuple[splice.AnyPlan, ...]) -> tuple[str, ...]:
-    ordinary = [plan for plan in plans if isinstance(plan, ExpressionPlan)]
-    rules = [plan for plan in plans if not isinstance(plan, ExpressionPlan)]
-    files = extract_sites(folder, found.model, found.shapes, rules)
-    return (*files, *extract_expressions(folder, found.model, found.shapes, ordinary))
+def _check_page(options: FuseOptions) -> None:
+    """Raises before anything is done where the page cannot be written."""
+    if options.html is not None:
+        files.check_output(options.html, [options.model, *([options.output] if options.output else [])])
+
+
+def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport) -> FuseReport:
+    """Writes the page where one is asked for; what it draws is of the main graph."""
+    if options.html is None:
+        return report
+    from deltafuse.html_fuse import write_page
+
+    with clock.stage("drawing the page"):
+        main, scope = found.main, found.main.scope
+        evidence = Evidence(found.file, scope.model, scope.kinds, scope.shapes, main.candidates, draft.parts[0])
+        output = None if report.exit or options.dry_run else report.output
+        write_page(options.html, replace(report, output=output), evidence)
+    return replace(report, notes=(*report.notes, f"the page is {options.html}"))
+
+
+def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
+    files: list[str] = []
+    for searched, part in zip(found.graphs, draft.parts, strict=True):
+        model, shapes = searched.scope.model, searched.scope.shapes
+        ordinary = [plan for plan in part.plans if isinstance(plan, ExpressionPlan)]
+        rules = [plan for plan in part.plans if not isinstance(plan, ExpressionPlan)]
+        files += extract_sites(folder, model, shapes, rules)
+        files += extract_expressions(folder, model, shapes, ordinary)
+    return tuple(files)
 
 
 @bounded
-def _prepare(options: FuseOptions, clock: _Clock, target: Target) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
+def _prepare(options: FuseOptions, clock: Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout) as worker:
-        found = _find(options, clock, worker, target.ordinary)
-        return found, *_plan(options, clock, worker, found, target)
+        found = _find(options, clock, worker, chosen)
+        return found, *_plan(chosen, clock, worker, found)
 
 
-def _find(options: FuseOptions, clock: _Clock, worker: Worker, operators: tuple[str, ...]) -> _Found:
+def _find(options: FuseOptions, clock: Clock, worker: Worker, chosen: Chosen) -> _Found:
     with clock.stage("scanning"):
-        rules = patterns.load(options.patterns, options.rules or None, operators)
+        rules = patterns.load(options.patterns, options.rules or None, chosen.ordinary)
         file = checked(scan(options.model, allow_outside=options.allow_outside))
-    found = _search(file, Inlined(file), rules, clock, worker)
-    recurrences = [rule for rule in rules if not isinstance(rule, Expression)]
-    while base := inlined(found.base, found.model, found.order, found.kinds, recurrences, found.sites):
-        found = _search(file, base, rules, clock, worker)
-    return found
+        if options.pins:
+            check_pins(options.pins, Shapes(file))
+    search = Search(rules, clock, worker)
+    base = Inlined(file)
+    while True:
+        with clock.stage("scanning"):
+            model, order = in_order(base.model)
+            scope = Enclosed.main(model)
+        main = search.graph(scope)
+        more = inlined(base, model, order, scope.kinds, search.recurrences, main.sites)
+        if more is None:
+            break
+        base = more
+    # A converter that takes no control flow has no use for what is fused inside.
+    return _Found(file, base, order, search.bodies(main) if chosen.control_flow else main)
 
 
-def _search(
-    file: Model, base: Inlined, rules: Sequence[Pattern | Expression], clock: _Clock, worker: Worker
-) -> _Found:
-    with clock.stage("scanning"):
-        model, order = in_order(base.model)
-        kinds = classes.classify(model)
-        shapes = Shapes(model)
-    sites: list[Site] = []
-    trials: dict[bytes, Trial] = {}
-    candidates: list[Candidate] = []
-    anchors: dict[str, int] = {}
-    for family in patterns.families([rule for rule in rules if not isinstance(rule, Expression)]):
-        with clock.stage("finding and proving"):
-            finder = Finder(model, kinds, shapes, family[0], tuple(candidates))
-
-            def advance(candidate: Candidate) -> None:
-                candidates.append(candidate)
-                clock.progress.note(candidate.name)
-
-            more, proven = prove_sites(model, kinds, shapes, family, worker, finder, advance)
-            if not sites:
-                anchors[finder.anchors_are] = finder.anchors_seen()
-        sites += outcome.worth_telling(more, family, sites)
-        trials.update(proven)
-    with clock.stage("finding and proving"):
-        ordinary = [rule for rule in rules if isinstance(rule, Expression)]
-        matches = [site for site in sites if ordinary and isinstance(site, Match)]
-        taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
-        expressions = find_expressions(model, kinds, shapes, ordinary, taken, worker, clock.progress)
-    return _Found(file, base, model, order, kinds, shapes, tuple(sites), trials, anchors, expressions)
-
-
-def _plan(
-    options: FuseOptions, clock: _Clock, worker: Worker, found: _Found, target: Target
-) -> tuple[Draft, tuple[SiteReport, ...]]:
+def _plan(chosen: Chosen, clock: Clock, worker: Worker, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
     """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
-    model, shapes, opset = found.model, found.shapes, found.model.opset_imports.get("", 17)
-    check_names(options, (site.name for site in (*found.sites, *found.expressions.sites)))
+    graphs = found.graphs
+    opset, imports = found.base.model.opset_imports.get("", 17), found.base.model.opset_imports
+    names = [name for searched in graphs for name in searched.names]
+    plan_file.check_sites(chosen, names)
+    check_names(chosen.options, names)
     with clock.stage("planning"):
-        planned = [plan_site(options, target, site, opset) for site in found.sites]
-        imports = model.opset_imports
-        ordinary, others = plan_expressions(options, target, found.expressions.sites, worker, imports)
-        likely = (*(plan for plan in planned if isinstance(plan, Plan)), *ordinary)
-        with Task(lambda: drafting.outline(options, model, shapes, likely, target)) as task:
-            proven, reports = _prove_plans(options, worker, found, planned)
-        plans = (*proven, *ordinary)
+        planned = [
+            [plan_site(chosen.options_of(site.name), chosen.target_of(site.name), site, opset) for site in one.sites]
+            for one in graphs
+        ]
+        expressions = [plan_expressions(chosen, one.expressions.sites, worker, imports) for one in graphs]
+        chosen.check([plan for ordinary, _ in expressions for plan in ordinary])
+        scopes = [searched.scope for searched in graphs]
+        likely = [
+            (*(plan for plan in plans if isinstance(plan, Plan)), *ordinary)
+            for plans, (ordinary, _) in zip(planned, expressions, strict=True)
+        ]
+        with Task(lambda: drafting.outline(chosen, scopes, likely)) as task:
+            proven = [_prove_plans(chosen, worker, *pair) for pair in zip(graphs, planned, strict=True)]
+        plans = [(*first, *ordinary) for (first, _), (ordinary, _) in zip(proven, expressions, strict=True)]
         # What was refused after all does nothing to the file.
-        whole = len(plans) == len(likely)
-        outlined = task.result() if whole else drafting.outline(options, model, shapes, plans, target)
-    return drafting.draft(model.graph, outlined, plans, (*reports, *others))
+        whole = list(map(len, plans)) == list(map(len, likely))
+        outlined = task.result() if whole else drafting.outline(chosen, scopes, plans)
+    reports = [
+        replace(report, inside=scope.model.place)
+        for scope, (_, first), (_, others) in zip(scopes, proven, expressions, strict=True)
+        for report in (*first, *others)
+    ]
+    return drafting.draft(scopes, outlined, plans, reports)
 
 
 def _prove_plans(
-    options: FuseOptions, worker: Worker, found: _Found, planned: Sequence[Plan | SiteReport]
+    chosen: Chosen, worker: Worker, searched: Searched, planned: Sequence[Plan | SiteReport]
 ) -> tuple[list[Plan], list[SiteReport]]:
     """Proves what is to be written, once for each class of sites and operator."""
     plans: list[Plan] = []
     reports: list[SiteReport] = []
-    errors: dict[tuple[bytes, str], float | Reason] = {}
-    opset = found.model.opset_imports.get("", 17)
-    notes_on = Notes(found.model)
+    options, errors = chosen.options, dict[tuple[bytes, str, str], float | Reason]()
+    opset = searched.scope.model.opset_imports.get("", 17)
+    notes_on = Notes(searched.scope.model)
     for plan in planned:
         if isinstance(plan, SiteReport):
             reports.append(plan)
             continue
-        match, key = plan.match, (plan.match.class_key, plan.op)
+        match, key = plan.match, (plan.match.class_key, plan.op, chosen.target_of(plan.match.name).name)
         if key not in errors:
-            trial, tokens = found.trials[match.class_key], pinned_tokens(options, match.dims.tokens)
+            trial, tokens = searched.trials[match.class_key], pinned_tokens(options, match.dims.tokens)
             errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch)
         error = errors[key]
         if isinstance(error, Reason):
@@ -217,44 +217,60 @@ def _prove_plans(
         match = replace(match, proof=replace(match.proof, emitted_error=error))
         plans.append(replace(plan, match=match))
         notes = (*match.notes, *plan.notes, *notes_on.of(match, plan.pins))
-        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes)))
+        told = emitted_of(plan.nodes)
+        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes), emitted=told))
     return plans, reports
 
 
 def _report(
-    options: FuseOptions,
+    chosen: Chosen,
     found: _Found,
     draft: Draft,
     reports: tuple[SiteReport, ...],
-    clock: _Clock,
+    clock: Clock,
 ) -> FuseReport:
-    gone = sum(len(nodes) for _, nodes in draft.removed)
-    after = len(found.model.graph.op) - gone + sum(len(plan.nodes) for plan in draft.plans)
+    options = chosen.options
+    graphs = [searched.scope.model.graph for searched in found.graphs]
+    before = len(found.file.graph.op) + sum(len(graph.op) - graph.outer for graph in graphs[1:])
+    gone = sum(len(nodes) for part in draft.parts for _, nodes in part.removed)
+    new = sum(len(plan.nodes) for plan in draft.plans)
     return FuseReport(
         model=str(options.model),
         output=None if options.output is None else str(options.output),
-        target=options.target,
-        nodes_before=len(found.file.graph.op),
-        nodes_after=after,
+        target=chosen.title,
+        nodes_before=before,
+        nodes_after=before - len(found.file.graph.op) + len(graphs[0].op) - gone + new,
         sites=reports,
-        pinned=() if draft.changes.pins is None else draft.changes.pins.pinned,
+        pinned=() if draft.pins is None else draft.pins.pinned,
         notes=(
-            *outcome.notes(found.file, reports, found.anchors, found.expressions.anchors),
+            *outcome.notes(found.file, reports, found.main.anchors, found.main.expressions.anchors),
             *(outcome.inlined(found.base.names) if draft.plans else ()),
         ),
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),
+        operators=operators_of(found.file, graphs, draft),
     )
 
 
 def _write(
-    output: Path, options: FuseOptions, clock: _Clock, found: _Found, draft: Draft, report: FuseReport
+    output: Path, options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport
 ) -> FuseReport:
     with clock.stage("writing"):
-        changes = splice.changes_of(found.model.graph, draft.plans, draft.removed, draft.changes, found.order)
-        built = edits.build(found.base.model, changes)
-        taken = {plan.match.name: plan.match.nodes for plan in draft.plans}
-        built = found.base.composed(built, found.model.graph, taken)
+        base = found.base.model
+        models = [base, *(searched.scope.model for searched in found.graphs[1:])]
+        orders = [found.order, *(None for _ in models[1:])]
+        changed = [
+            edit
+            for searched, part, model, order in zip(found.graphs, draft.parts, models, orders, strict=True)
+            for edit in edits.edits_of(model, part.changed(searched.scope.model.graph, order))
+        ]
+        built = edits.with_sizes(base, changed)
+        taken = {
+            plan.match.name: [searched.scope.model.graph.spans.starts[node] for node in plan.match.nodes]
+            for searched, part in zip(found.graphs, draft.parts, strict=True)
+            for plan in part.plans
+        }
+        built = found.base.composed(built, taken)
         advance, how = clock.progress.advance, options.external_data
         receipt = record.publish(found.file, built, output, options.record, progress=advance, how=how)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))

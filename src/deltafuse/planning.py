@@ -17,11 +17,24 @@ TEXTS.update(
     {
         "batch-one-only": "the site is right for a batch of one only and the batch is to be another, or free; "
         "leave --batch out, or export the model with batch 1",
-        "left-out": "the site is the rule and was left out by {option}",
+        "left-out": "left out: {why}; give another {option} to take the site",
         "pin-out-of-range": "--pin {symbol}={size}: the unfused graph is the rule for {valid} tokens only, "
         "so nothing can be compared at {size}; pin a size within, or drop --pin and read the note on valid_tokens",
     }
 )
+
+
+_WHY_LEFT = {
+    "--sites": "not among --sites",
+    "--skip-sites": "named by --skip-sites",
+    "--form": "not written in the form that --form asks for",
+    "--plan": "the plan skips it, or does not list it",
+}
+
+
+def left_out(option: str) -> Reason:
+    """Why a site that could be taken is not: the option that says so."""
+    return Reason("left-out", {"option": option, "why": _WHY_LEFT[option]})
 
 
 def check_names(options: FuseOptions, names: Iterable[str]) -> None:
@@ -50,9 +63,7 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
         )
     option = _left_out(options, site)
     if option:
-        return SiteReport(
-            site.name, "match", site, None, Reason("left-out", {"option": option}), site.notes, len(site.nodes)
-        )
+        return SiteReport(site.name, "match", site, None, left_out(option), site.notes, len(site.nodes))
     plan = _out_of_range(options, site)
     if plan is None:
         literal = pinned_tokens(options, site.dims.tokens)
@@ -67,9 +78,11 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
 
 def unchosen(options: FuseOptions, name: str) -> str:
     """The option that leaves out a site of this name, "" where none does."""
+    planned = options.plan is not None and not options.dry_run
     if options.sites and not any(fnmatchcase(name, glob) for glob in options.sites):
-        return "--sites"
-    return "--skip-sites" if any(fnmatchcase(name, glob) for glob in options.skip_sites) else ""
+        return "--plan" if planned else "--sites"
+    skipped = any(fnmatchcase(name, glob) for glob in options.skip_sites)
+    return "" if not skipped else "--plan" if planned else "--skip-sites"
 
 
 def _left_out(options: FuseOptions, match: Match) -> str:

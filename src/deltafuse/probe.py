@@ -26,7 +26,8 @@ __all__ = ["Cut", "Session", "Worker", "backward_slice", "cut_model", "to_double
 
 TEXTS.update(
     {
-        "cut-open": "the value {value} is computed from outside the site; the site cannot be run on its own",
+        "cut-open": "the value {value} is computed from outside the site, so that the site cannot be run on its own; "
+        "compute the value outside of the layer, or make it an input of the graph",
         "sparse-constant": "the constant {value} is a sparse tensor, which is not read; store it as a plain one",
         "cut-type-unknown": "the element type of {value} is not known; run onnx shape inference on the model first",
     }
@@ -34,8 +35,8 @@ TEXTS.update(
 
 #: Highest IR version that the oldest supported onnxruntime reads.
 _IR_VERSION = 10
-#: Largest constant that is read from outside the file.
-_LARGEST = 1 << 20
+#: Largest constant that is read from outside the file; one of as many axes as a zero state may be larger.
+_LARGEST, _LARGEST_STATE, _STATE_AXES = 1 << 20, 1 << 26, 4
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,9 @@ def _inline_external(model: Model, body: onnx.GraphProto) -> Reason | None:
         head = TensorHead(tensor.name, tensor.data_type, tuple(tensor.dims), 0, 0, entries)
         name = tensor.name or "of a Constant node"
         size = head.elements * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        if size > _LARGEST:
-            return Reason("constant-too-large", {"name": name, "size": size, "limit": _LARGEST})
+        limit = _LARGEST_STATE if len(head.dims) >= _STATE_AXES else _LARGEST
+        if size > limit:
+            return Reason("constant-too-large", {"name": name, "size": size, "limit": limit})
         raw = external_bytes(model, head, name, size)
         if isinstance(raw, Reason):
             return raw

@@ -12,6 +12,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from deltafuse.errors import UserError
 from deltafuse.functions import without_references
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv
+from deltafuse.opset import import_needed
 from deltafuse.probe_conv import declared_sizes, plain_convolution
 from deltafuse.reasons import TEXTS, Reason
 
@@ -35,6 +36,9 @@ _QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLi
 def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
     """A copy of a model in which each float32, float16 and bfloat16 is a double: inputs, constants, casts.
 
+    An opset that nothing in it needs any more, once fused operators are plain ones, is lowered: an older onnxruntime
+    refuses it.
+
     Returns:
         A Reason where an operator has no double form.
     """
@@ -43,12 +47,14 @@ def to_double(model: onnx.ModelProto) -> onnx.ModelProto | Reason:
     without_references(result)
     refused = _graph(result.graph)
     for function in result.functions:
+        _expand(function, {})
         refused = _nodes(function.node) if refused is None else refused
+    import_needed(result)
     return result if refused is None else refused
 
 
 def _graph(graph: onnx.GraphProto) -> Reason | None:
-    _expand(graph)
+    _expand(graph, declared_sizes(graph))
     for tensor in graph.initializer:
         refused = _tensor(tensor)
         if refused is not None:
@@ -79,12 +85,11 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Reason | None:
     return None
 
 
-def _expand(graph: onnx.GraphProto) -> None:
+def _expand(graph: onnx.GraphProto | onnx.FunctionProto, sizes: _Sizes) -> None:
     """Writes out what has no double kernel and a plain form: operators of onnxruntime's own, depthwise convolutions."""
     forms = [_PLAIN.get((node.domain, node.op_type)) for node in graph.node]
     if not any(forms):
         return
-    sizes = declared_sizes(graph)
     plain = [[node] if form is None else form(node, sizes) for node, form in zip(graph.node, forms, strict=True)]
     nodes = [part for parts in plain for part in parts]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -113,6 +118,26 @@ def _plain_gate(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
     ]
 
 
+def _plain_softplus(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
+    """log(1 + exp x) as max(x, 0) + log(1 + exp(-|x|)), which no x overflows; to 1e-16 in all."""
+    names = ("zero", "one", "positive", "size", "minus", "power", "more", "log")
+    zero, one, positive, size, minus, power, more, log = (f"{node.output[0]}/{what}" for what in names)
+    x = node.input[0]
+    return [
+        *(
+            helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(number, np.float32)))
+            for name, number in ((zero, 0.0), (one, 1.0))
+        ),
+        helper.make_node("Max", [x, zero], [positive]),
+        helper.make_node("Abs", [x], [size]),
+        helper.make_node("Neg", [size], [minus]),
+        helper.make_node("Exp", [minus], [power]),
+        helper.make_node("Add", [power, one], [more]),
+        helper.make_node("Log", [more], [log]),
+        helper.make_node("Add", [positive, log], list(node.output)),
+    ]
+
+
 def _plain_product(node: onnx.NodeProto, _: _Sizes) -> list[onnx.NodeProto]:
     """Transposes, product, factor; left as it is where batch axes are exchanged too."""
     attributes = {attribute.name: attribute for attribute in node.attribute}
@@ -135,6 +160,7 @@ _PLAIN: Mapping[tuple[str, str], Callable[[onnx.NodeProto, _Sizes], list[onnx.No
     ("com.microsoft", "FusedMatMul"): _plain_product,
     ("com.microsoft", "QuickGelu"): _plain_gate,
     ("", "Swish"): _plain_gate,
+    ("", "Softplus"): _plain_softplus,
     ("", "Conv"): plain_convolution,
     ("", CAUSAL_CONV): _plain_conv,
     ("com.microsoft", CAUSAL_CONV): _plain_conv,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -76,6 +76,7 @@ class NodeRow:
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    shapes: tuple[tuple[int | str | None, ...] | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
     if wanted_tensors is not None:
         found_tensors = _tensors(model, wanted_tensors, notes)
     if wanted_nodes is not None or ops:
-        found_nodes = tuple(_nodes(graph, wanted_nodes or re.compile(""), ops))
+        found_nodes = _with_shapes(model, tuple(_nodes(graph, wanted_nodes or re.compile(""), ops)), notes)
         counted = Counter(title(row.op, row.domain) for row in found_nodes)
         exact = {op: 0 for op in ops if not set(op) & set("*?[") and op not in counted}
         counts = dict(counted.most_common()) | exact
@@ -161,6 +162,22 @@ def _nodes(graph: Graph, wanted: re.Pattern[str], ops: Sequence[str]) -> Iterato
             yield NodeRow(index, name, *key, tuple(map(graph.name, graph.node_inputs[index])), outputs)
 
 
+def _with_shapes(model: Model, rows: tuple[NodeRow, ...], notes: list[str]) -> tuple[NodeRow, ...]:
+    """Rows with the shapes of their outputs, where that is cheap."""
+    graph = model.graph
+    if len(rows) > _MANY_TENSORS and len(graph.op) > _MANY_NODES:
+        notes.append(f"shapes of {len(rows)} nodes' outputs were not inferred: list fewer with --nodes REGEX")
+        return rows
+    shapes = Shapes(model)
+    known = {row.index: [shapes.shape(value) for value in graph.node_outputs[row.index]] for row in rows}
+    return tuple(
+        replace(
+            row, shapes=tuple(None if one is None else tuple(_size(shapes, d) for d in one) for one in known[row.index])
+        )
+        for row in rows
+    )
+
+
 def _tensors(model: Model, wanted: re.Pattern[str], notes: list[str]) -> tuple[TensorRow, ...]:
     graph = model.graph
     chosen = [value for value in range(1, len(graph.value_names)) if wanted.search(graph.name(value))]
@@ -180,7 +197,7 @@ def _row(graph: Graph, value: int, inputs: set[int], outputs: set[int], shapes: 
     dtype, shape = _type(graph, value, head, shapes)
     external = {} if head is None else head.external
     return TensorRow(
-        graph.name(value), kind, None if dtype is None else _dtype_name(dtype), shape, _bytes(dtype, shape),
+        graph.name(value), kind, None if dtype is None else short_dtype(dtype), shape, byte_size(dtype, shape),
         None if node < 0 else node, None if node < 0 else title(graph.op[node], graph.domain[node]),
         len(graph.consumers[value]), value in outputs, external.get("location"),
         head.offset if head is not None and external else None,
@@ -211,12 +228,14 @@ def _size(shapes: Shapes, dim: Dim) -> int | str | None:
     return str(dim) if shapes.is_known(dim) else None
 
 
-def _dtype_name(dtype: int) -> str:
+def short_dtype(dtype: int) -> str:
+    """``float32``, ``float64`` for what onnx calls FLOAT and DOUBLE."""
     name = dtype_name(dtype)
     return _NAMES.get(name.upper(), name)
 
 
-def _bytes(dtype: int | None, shape: tuple[int | str | None, ...] | None) -> int | None:
+def byte_size(dtype: int | None, shape: tuple[int | str | None, ...] | None) -> int | None:
+    """Bytes of a tensor, None where type or sizes are not known."""
     if shape is None or dtype is None or dtype not in onnx.helper.get_all_tensor_dtypes():
         return None
     count = 1

@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: code -> text; ``{name}`` is filled from the reason's arguments. Each text says what to do next.
+#: code -> text; ``{name}`` is filled from the reason's arguments. Each text says what is the matter and, after the last
+#: semicolon, what to do next: "the mask is upside down; turn it".
 TEXTS: dict[str, str] = {}
+_BEFORE_FIX = "; "
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """How far a site that is no rule is from the rule and its named neighbours.
+
+    Attributes:
+        rule: name of the rule.
+        tokens: how many tokens were compared.
+        differences: (name, smallest relative difference over the readings that were tried), the smallest first; the
+            rule goes by its own name, a neighbour by its reason code.
+    """
+
+    rule: str
+    tokens: int
+    differences: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -16,10 +34,12 @@ class Reason:
     Attributes:
         code: stable short name, a key of `TEXTS`.
         args: what the text needs, e.g. ``{"tokens": 12}``.
+        nearest: of a near miss, what it was measured against; None where no output could be compared.
     """
 
     code: str
     args: Mapping[str, object] = field(default_factory=dict[str, object])
+    nearest: Nearest | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
         return False
@@ -28,3 +48,15 @@ class Reason:
     def text(self) -> str:
         """What to show the user."""
         return TEXTS[self.code].format(**self.args)
+
+    @property
+    def what(self) -> str:
+        """What is the matter: the text without the fix."""
+        before, _, _ = TEXTS[self.code].rpartition(_BEFORE_FIX)
+        return before.format(**self.args) or self.text
+
+    @property
+    def fix(self) -> str:
+        """What to do next; "" where the text, which may be that of a user's own pattern, does not say."""
+        _, mark, fix = TEXTS[self.code].rpartition(_BEFORE_FIX)
+        return fix.format(**self.args) if mark else ""

@@ -235,9 +235,12 @@ def _entries(model: Model, edits: Sequence[Edit]) -> Iterator[Entry]:
     for edit, first, stop in zip(edits, firsts, stops, strict=True):
         if edit.kind in ("nodes", "moved") and edit.end > edit.start:
             stays[first:stop] = bytes(stop - first)
+    ends = model.graph.spans.ends
     for edit, stop in zip(edits, stops, strict=True):
         before = after = ""
-        if edit.kind == "nodes" and edit.end > edit.start:
+        # What lies inside a node has its neighbours there.
+        inside = stop and edit.start < edit.end <= ends[stop - 1] and starts[stop - 1] < edit.start
+        if edit.kind == "nodes" and edit.end > edit.start and not inside:
             following = stays.find(1, stop)
             before = _first_output(model, following)
             after = _first_output(model, stays.rfind(1)) if following < 0 else ""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deltafuse.expression_match import ExpressionMatch
     from deltafuse.match import FuseReport, Match, Proof, Role, SiteReport
     from deltafuse.probing import Listing, NodeRow, TensorRow
+    from deltafuse.reasons import Reason
 
 SCHEMA = 1
 ROLES = ("query", "key", "value", "g", "beta", "state")
@@ -73,6 +74,10 @@ def fuse_document(report: FuseReport) -> Document:
         "pinned": [dataclasses.asdict(pinned) for pinned in report.pinned],
         "notes": list(report.notes),
         "extracted": list(report.extracted),
+        "operators": {
+            op: {"before": before, "after": after, "change": after - before}
+            for op, (before, after) in report.operators.items()
+        },
     }
 
 
@@ -85,12 +90,20 @@ def site_document(site: SiteReport) -> Document:
     return {
         "name": site.name,
         "status": site.status,
+        "status_note": reason.what if reason is not None and reason.code == "left-out" else None,
         "op": site.op,
+        "inside": site.inside or None,
         **known,
         "nodes": site.nodes,
-        "reason": None if reason is None else {"code": reason.code, "text": reason.text},
+        "emitted": dict(site.emitted),
+        "reason": None if reason is None else reason_document(reason),
         "notes": list(site.notes),
     }
+
+
+def reason_document(reason: Reason) -> Document:
+    """Why a site is not fused: ``fix`` is the end of ``text`` that says what to do."""
+    return {"code": reason.code, "text": reason.text, "fix": reason.fix}
 
 
 def match_document(match: Match | ExpressionMatch | None) -> Document:

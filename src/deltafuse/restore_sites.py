@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from deltafuse.enclosed import held_bodies
 from deltafuse.patch import Entry, Record
 from deltafuse.protobuf import fields
 from deltafuse.record import node_digest
@@ -60,6 +61,9 @@ def site_of(model: Model, record: Record, name: str) -> Site | str:
         if digest.site != name or digest.number != 1:
             continue
         node = writer_of(model, digest.name)
+        holder = _holder(model, digest.name) if node < 0 else ""
+        if holder:
+            return f"it lies inside {holder}, where a site is put back only in a file that was not edited since"
         if node < 0:
             return f"the node that wrote {digest.name} is no longer there"
         if node_digest(model.graph.node(node)) != digest.digest:
@@ -67,6 +71,21 @@ def site_of(model: Model, record: Record, name: str) -> Site | str:
         fused.append(node)
     runs = (_missing(model, run) for run in _runs(record.entries, [name]))
     return Site(name, tuple(fused), tuple(runs))
+
+
+def _holder(model: Model, name: str) -> str:
+    """The node in whose body a value is written, "" where there is none."""
+    graph = model.graph
+
+    def writes(scope: onnx.GraphProto) -> bool:
+        return any(
+            name in node.output or any(writes(attribute.g) for attribute in node.attribute) for node in scope.node
+        )
+
+    for node in held_bodies(graph):
+        if any(writes(attribute.g) for attribute in graph.node(node).attribute):
+            return graph.label(node)
+    return ""
 
 
 def shared_nodes(model: Model, record: Record, sites: Mapping[str, Site]) -> Site:

@@ -7,6 +7,7 @@ states drift.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +30,10 @@ __all__ = ["Chain", "LossReport", "RolloutReport", "TaskReport", "run_task"]
 
 TEXTS.update(
     {
-        "task-does-not-run": "the unfused pair runs and the fused one does not: {error}",
+        "task-does-not-run": "the unfused pair runs and the fused one does not: {error}; look the fused files over "
+        "with fuse lint, and fuse both again",
         "loss-beyond-bar": "the loss per token is {fused:.6f} in place of {unfused:.6f}; they may be {most:g} apart "
-        "({bar})",
+        "({bar}); look for the cause with fuse verify UNFUSED FUSED --bisect on one graph",
     }
 )
 
@@ -126,6 +128,8 @@ def run_task(chain: Chain, progress: Progress) -> TaskReport | Reason:
     Raises:
         UserError: states that cannot be paired, token ids that do not fit.
     """
+    if chain.prefill is not None and chain.prompt is not None and chain.steps:
+        check_prompt(chain.prefill, chain.prompt.size)
     with TemporaryDirectory(prefix="deltafuse-") as folder:
         runner = Runner(
             chain.prefill, chain.decode, chain.options, chain.maps, chain.limits, Path(folder), progress
@@ -148,7 +152,7 @@ def _rollout(chain: Chain, runner: Runner) -> RolloutReport | Reason:
     for precision in PRECISIONS:
         fused = runner.go(precision, chain.prompt, chain.steps, steps.tokens or None)
         if isinstance(fused, Reason):
-            failed = finding(Reason("task-does-not-run", {"error": fused.text}))
+            failed = finding(Reason("task-does-not-run", {"error": fused.what}))
             break
         fitted = tuple(dict.fromkeys((*fitted, *fused.fitted)))
         runs.append(compare_steps(steps, _steps(fused), precision, _bar(chain, precision)))
@@ -183,7 +187,7 @@ def _loss(chain: Chain, runner: Runner, text: Array) -> LossReport | Reason:
         if isinstance(went, Reason):
             if which == "unfused":
                 return went
-            failed = Reason("task-does-not-run", {"error": went.text})
+            failed = Reason("task-does-not-run", {"error": went.what})
             break
         losses[which] = _nll(went, ids)
     for precision in PRECISIONS if failed is None else ():
@@ -202,16 +206,38 @@ def _head(chain: Chain, count: int) -> int:
     assert chain.prefill is not None, "a loss needs a prefill"
     if chain.decode is None:
         return count
-    low = max([1, *(valid[0] for pair in chain.prefill.pairs if (valid := pair.valid))])
-    high = min([count, *(valid[1] for pair in chain.prefill.pairs if (valid := pair.valid))])
-    fixed = [pair.tokens for pair in chain.prefill.pairs if isinstance(pair.tokens, int)]
-    if fixed:
-        low = high = fixed[0]
+    low, high = _right_for(chain.prefill, count)
     if low > count:
         raise UserError(
             "prompt-ids", f"--nll has {count} tokens and the unfused prefill is right from {low} on: give a longer file"
         )
     return min(max(count // 2, low), high)
+
+
+def _right_for(prefill: Stage, most: int) -> tuple[int, int]:
+    """The least and the largest number of tokens, `most` at most, that the unfused prefill is right for."""
+    fixed = [pair.tokens for pair in prefill.pairs if isinstance(pair.tokens, int)]
+    if fixed:
+        return fixed[0], fixed[0]
+    valid = [pair.valid for pair in prefill.pairs if pair.valid]
+    return max([1, *(low for low, _ in valid)]), min([most, *(high for _, high in valid)])
+
+
+def check_prompt(prefill: Stage, count: int) -> None:
+    """Raises where the unfused prefill is wrong for a prompt of that many tokens, so that nothing can be compared.
+
+    Raises:
+        UserError: ``prompt-ids``.
+    """
+    low, high = _right_for(prefill, sys.maxsize)
+    if low <= count <= high:
+        return
+    span = f"{low}" if low == high else f"{low} to {high}" if high < sys.maxsize else f"{low} or more"
+    raise UserError(
+        "prompt-ids",
+        f"--prompt has {count} tokens and the unfused prefill is right for {span} tokens: give a prompt of that many, "
+        f"or export the prefill for {count}",
+    )
 
 
 def _nll(went: Went, ids: Array) -> float:

@@ -19,10 +19,14 @@ from deltafuse.verify_trial import Finding, finding
 TEXTS.update(
     {
         "rollout-token": "at step {step} the unfused model goes on with token {unfused} (by {margin:.3g}), the fused "
-        "one with {fused} (by {fused_margin:.3g}) ({bar})",
-        "rollout-drift": "{name} drifts beyond the bar ({bar}) at step {step}: NRMSE {nrmse:.3g} (at most {most:g})",
-        "rollout-logits": "the logits are beyond the bar ({bar}) at step {step}: {failed}",
-        "rollout-not-finite": "{name} has infinities or NaNs in the {model} model at step {step}",
+        "one with {fused} (by {fused_margin:.3g}) ({bar}); look for the cause with fuse verify UNFUSED FUSED "
+        "--bisect on the decode graph",
+        "rollout-drift": "{name} drifts beyond the bar ({bar}) at step {step}: NRMSE {nrmse:.3g} (at most {most:g}); "
+        "look for the cause with fuse verify UNFUSED FUSED --bisect on the decode graph",
+        "rollout-logits": "the logits are beyond the bar ({bar}) at step {step}: {failed}; look for the cause with "
+        "fuse verify UNFUSED FUSED --bisect on the decode graph",
+        "rollout-not-finite": "{name} has infinities or NaNs in the {model} model at step {step}; give another prompt "
+        "with --prompt, or look for values beyond the range of float16",
     }
 )
 

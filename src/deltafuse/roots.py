@@ -15,12 +15,13 @@ from deltafuse.shapes import Shapes
 
 TEXTS.update(
     {
-        "root-type": "the site depends on {value} ({type}), and a rule has operands of floating point only: {fix}",
-        "overridable": "the site depends on {value}, an initializer that is an input too: {fix}",
+        "root-type": "the site depends on {value} ({type}), and a rule has operands of floating point only; {fix}",
+        "overridable": "the site depends on {value}, an initializer that is an input too, and whoever runs the model "
+        "may give another; take it out of the graph's inputs, then it is a constant",
     }
 )
 
-_OVERRIDABLE = "whoever runs the model may give another; take it out of the graph's inputs, then it is a constant"
+_OVERRIDABLE = "take it out of the graph's inputs, then it is a constant"
 
 
 def odd_root(graph: Graph, kinds: bytearray, shapes: Shapes, roots: Sequence[int]) -> Reason | None:
@@ -58,5 +59,5 @@ def overridable(graph: Graph, roots: Sequence[int]) -> Reason | None:
     """A root that is a constant unless another is given when the model runs."""
     for value in roots:
         if value in graph.initializers:
-            return Reason("overridable", {"value": graph.name(value), "fix": _OVERRIDABLE})
+            return Reason("overridable", {"value": graph.name(value)})
     return None

@@ -17,6 +17,9 @@ from deltafuse.wire import Model
 
 __all__ = ["checked"]
 
+#: What a version of operators can be: onnxruntime has an int for it.
+_LAST_VERSION = (1 << 31) - 1
+
 
 def checked(model: Model) -> Model:
     """The same model; raises where its graph is none, so that a fuse of it would mean something else to each reader.
@@ -101,15 +104,26 @@ def _check_opsets(model: Model) -> None:
             f"{model.path} has operators of {missing[0] or 'ai.onnx'} and does not say of which version: add an "
             "opset_import for it, the one it was exported with",
         )
+    broken = next((domain for domain, version in imports.items() if not 0 < version <= _LAST_VERSION), None)
+    if broken:
+        raise UserError(
+            "opset-unknown",
+            f"{model.path} has operators of {broken}, version {_signed(imports[broken])}, which is none: mend its "
+            "opset_import, or export the model again",
+        )
     # our own output is read by releases of onnx that do not know its opset yet
     newest = max(onnx.defs.onnx_opset_version(), LINEAR_ATTENTION_OPSET)
     version = imports.get("", 1)
     if not 0 < version <= newest:
         raise UserError(
             "opset-unknown",
-            f"{model.path} is of opset {version if version >> 63 == 0 else version - (1 << 64)}, and what is installed "
+            f"{model.path} is of opset {_signed(version)}, and what is installed "
             f"knows 1 to {newest}: update onnx and onnxruntime, or export the model with an older opset",
         )
+
+
+def _signed(version: int) -> int:
+    return version if version >> 63 == 0 else version - (1 << 64)
 
 
 def _first_twice(names: Iterable[str]) -> str | None:

@@ -93,6 +93,11 @@ class Scanner:
             if position < end:
                 position = self._other(position, end)
 
+    def add_constant(self, head: TensorHead) -> None:
+        """Adds an initializer that lies elsewhere in the file."""
+        self.constants.append(head)
+        self._ids[head.name.encode()]
+
     def finish(self) -> Graph:
         """The graph of all that was read."""
         ids = self._ids
@@ -222,8 +227,7 @@ class Scanner:
             self.declarations.append(Declaration(value, number, position, stop))
         elif number in (_INITIALIZER, _SPARSE):
             head = (tensor_head if number == _INITIALIZER else sparse_head)(self.data, [(start, stop)])
-            self.constants.append(head)
-            self._ids[head.name.encode()]
+            self.add_constant(head)
         return stop
 
 

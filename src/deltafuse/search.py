@@ -21,9 +21,10 @@ TEXTS.update(
     {
         "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) "
         "gives its outputs; compare it with the rule's recurrence",
-        "inner-value-used": "the value {value} inside the site is read outside of it; fusing would take it away: "
+        "inner-value-used": "the value {value} inside the site is read outside of it and fusing would take it away; "
         "remove that reader or output",
-        "no-output": "nothing outside reads the rule's output",
+        "no-output": "nothing outside reads the rule's output; make the output one of the graph's, or remove the dead "
+        "nodes",
     }
 )
 

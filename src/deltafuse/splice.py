@@ -54,7 +54,7 @@ def changes_of(
         if not plan.nodes:
             continue
         before = _place(graph, plan.match)
-        nodes = renamed.apply(_nodes(plan, adjustments))
+        nodes = renamed.apply(adapted_nodes(plan, adjustments))
         inserted.append(Insertion(plan.match.name, before, nodes, _fresh(graph, plan)))
         early = [node for node in _early_readers(graph, plan.match, before) if node not in gone]
         if not rewritten.keys() & set(early):
@@ -71,7 +71,8 @@ def changes_of(
     return changes if order is None else _renumbered(changes, order)
 
 
-def _nodes(plan: AnyPlan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...]:
+def adapted_nodes(plan: AnyPlan, adjustments: Adjustments) -> tuple[onnx.NodeProto, ...]:
+    """A plan's nodes as they are written: for the opset that the file will import."""
     new = adapted(plan, adjustments.opsets)
     if isinstance(new, Reason):
         raise InternalError(f"the nodes emitted for {plan.match.name} have no form at the raised opset: {new.text}")
@@ -98,7 +99,8 @@ def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:
 def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     """The nodes that nothing needs once the sites are fused, by site.
 
-    What several sites share (exporters share constants and shape arithmetic between layers) counts to the first.
+    What several sites share (exporters share constants and shape arithmetic between layers) counts to the first. What
+    a body reads of the graph around it stays.
     """
     dead = region.dead_nodes(
         graph,
@@ -111,7 +113,7 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     owner = np.zeros(len(graph.op), np.int32)
     for index, plan in (*reversed(numbered), *exact):
         owner[list(plan.match.nodes)] = index
-    gone = np.array(dead, np.int32)
+    gone = np.array([node for node in dead if node >= graph.outer], np.int32)
     owners = owner[gone]
     return tuple((plan.match.name, tuple(gone[owners == index].tolist())) for index, plan in enumerate(plans))
 

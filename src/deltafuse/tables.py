@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from deltafuse.expression_match import ExpressionMatch
-from deltafuse.match import Dims, FuseReport, Match, Pinned, SiteReport, Validity
+from deltafuse.match import Dims, FuseReport, Match, SiteReport, Validity
 from deltafuse.report import dim, roles_text
+from deltafuse.tables_pins import pinned_lines
 
 if TYPE_CHECKING:
     from deltafuse.lint import LintReport
     from deltafuse.probing import Listing, NodeRow, TensorRow
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
+LEFT_OUT = "left out"
+#: How many operators are told of whose number changed.
+OPERATORS = 8
 #: Width where the output goes to a file or another program: nothing is wrapped there.
 PIPED_WIDTH = 250
 #: Below this a table is given up for one short block per site.
 NARROW = 90
 
+_Said = TypeVar("_Said")
+
 SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "dims", "scale", "l2 norm", "tokens", "error")
 
 TENSOR_COLUMNS = ("tensor", "dtype", "shape", "bytes", "written by", "readers", "external data")
-NODE_COLUMNS = ("node", "operator", "name", "inputs", "outputs")
+NODE_COLUMNS = ("node", "operator", "name", "inputs", "outputs", "shapes")
 
 
 def console() -> Console:
@@ -46,14 +52,21 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]], title: 
     return grid
 
 
-def print_fuse(report: FuseReport, screen: Console) -> None:
-    """The report of ``fuse`` and ``inspect``."""
-    if report.sites:
+def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> None:
+    """The report of ``fuse`` and ``inspect``; as a tree on terminals only, since its lines get in the way of grep."""
+    if tree and screen.is_terminal and report.sites:
+        from deltafuse.tables_sites import print_tree
+
+        print_tree(report, screen)
+    elif report.sites:
         _print_sites(report.sites, screen)
-    for sentence in sentences(report):
+    for sentence in sentences(report, reasons=not (tree and screen.is_terminal)):
         screen.print(sentence)
-    if report.pinned:
-        screen.print(table(("pinned", "axis", "was", "now"), [_pinned_row(entry) for entry in report.pinned]))
+    if report.output is not None and not report.exit:
+        for line in columns(("operator", "before", "after", "change"), _changes(report)):
+            screen.print(line)
+    for line in pinned_lines(report.pinned):
+        screen.print(line)
     screen.print(summary(report))
 
 
@@ -76,7 +89,7 @@ def _spaced(row: Sequence[str | Text]) -> Iterator[str | Text]:
 
 def site_row(site: SiteReport) -> tuple[str | Text, ...]:
     """One line of the table of sites, a cell for each of `SITE_COLUMNS`."""
-    status = Text(site.status, style=STATUS_STYLES.get(site.status, ""))
+    status = status_text(site)
     match = site.match
     if match is None:
         return (site.name, status, site.rule, *[""] * (len(SITE_COLUMNS) - 3))
@@ -97,6 +110,13 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
     )
 
 
+def status_text(site: SiteReport) -> Text:
+    """The status; of a site that could be fused and was not asked for, that."""
+    if site.reason is not None and site.reason.code == "left-out":
+        return Text(LEFT_OUT, style="dim")
+    return Text(site.status, style=STATUS_STYLES.get(site.status, ""))
+
+
 def dims_text(dims: Dims) -> str:
     """``B1 Tseq_len H16/32 D128x128``: batch, tokens, key and value heads, key and value head size."""
     batch, tokens = dim(dims.batch), dim(dims.tokens)
@@ -115,13 +135,27 @@ def valid_text(valid: Validity | None) -> str:
     return str(valid.low) if valid.low == valid.high else f"{valid.low}..{valid.high}"
 
 
-def sentences(report: FuseReport) -> Iterator[str]:
-    """Reasons, then notes; one that several sites share is said once."""
-    reasons = [
-        (site.reason.text, f"{site.name} ({site.reason.code})") for site in report.sites if site.reason is not None
+def _changes(report: FuseReport) -> list[tuple[str, ...]]:
+    """The operators whose number changed most."""
+    counts = [(op, before, after) for op, (before, after) in report.operators.items() if before != after]
+    changed = [(op, str(before), str(after), f"{after - before:+d}") for op, before, after in counts]
+    more = len(changed) - OPERATORS
+    return changed if more <= 0 else [*changed[:OPERATORS], (f"{more} more", "", "", "see --json")]
+
+
+def sentences(report: FuseReport, *, reasons: bool = True) -> Iterator[str]:
+    """Reasons, each with its fix, then notes; one that several sites share is said once."""
+    refused = [
+        ((site.reason.what, site.reason.fix), f"{site.name} ({site.reason.code})")
+        for site in report.sites
+        if reasons and site.reason is not None
     ]
-    for text, names in _grouped(reasons):
-        yield f"{', '.join(names)}: {text}"
+    for (what, fix), names in _grouped(refused):
+        yield f"{', '.join(names)}: {what}"
+        if fix:
+            yield f"  fix: {fix}"
+    for text, names in _grouped([(f"it lies inside {site.inside}", site.name) for site in report.sites if site.inside]):
+        yield f"{names}: {text}"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in _grouped(notes):
         yield f"note, {', '.join(names)}: {text}"
@@ -129,15 +163,11 @@ def sentences(report: FuseReport) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    grouped: dict[str, list[str]] = {}
+def _grouped(pairs: Sequence[tuple[_Said, str]]) -> list[tuple[_Said, list[str]]]:
+    grouped: dict[_Said, list[str]] = {}
     for text, name in pairs:
         grouped.setdefault(text, []).append(name)
     return list(grouped.items())
-
-
-def _pinned_row(entry: Pinned) -> tuple[str, ...]:
-    return entry.value, str(entry.axis), entry.was, str(entry.now)
 
 
 def print_listing(listing: Listing, out: TextIO) -> None:
@@ -173,7 +203,7 @@ def _rows(listing: Listing) -> Iterator[tuple[str, Sequence[object]]]:
 
 
 def _tensor_row(row: TensorRow) -> tuple[str, ...]:
-    shape = "?" if row.shape is None else f"[{', '.join('?' if size is None else str(size) for size in row.shape)}]"
+    shape = _shape(row.shape)
     written = row.kind if row.producer is None else f"{row.producer} {row.producer_op}"
     where = "" if row.location is None else f"{row.location} at {row.offset}"
     size = "" if row.bytes is None else str(row.bytes)
@@ -181,9 +211,14 @@ def _tensor_row(row: TensorRow) -> tuple[str, ...]:
     return row.name, row.dtype or "?", shape, size, written, readers, where
 
 
+def _shape(shape: tuple[int | str | None, ...] | None) -> str:
+    return "?" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
 def _node_row(row: NodeRow) -> tuple[str, ...]:
     op = f"{row.domain}.{row.op}" if row.domain else row.op
-    return str(row.index), op, row.name, ", ".join(row.inputs), ", ".join(row.outputs)
+    shapes = ", ".join(map(_shape, row.shapes or ()))
+    return str(row.index), op, row.name, ", ".join(row.inputs), ", ".join(row.outputs), shapes
 
 
 def print_lint(report: LintReport, screen: Console) -> None:
@@ -199,7 +234,8 @@ def print_lint(report: LintReport, screen: Console) -> None:
 
 def summary(report: FuseReport) -> str:
     """The last line: what was done, or why nothing was."""
-    counts = {status: sum(site.status == status for site in report.sites) for status in STATUS_STYLES}
+    statuses = [str(status_text(site)) for site in report.sites]
+    counts = {status: statuses.count(status) for status in (*STATUS_STYLES, LEFT_OUT)}
     found = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no site found"
     spent = report.seconds.get("total", sum(report.seconds.values()))
     if report.exit == 0 and report.output is not None and counts["fused"]:

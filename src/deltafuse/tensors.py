@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 TEXTS.update(
     {
-        "constant-too-large": "the constant {name} has {size} bytes, at most {limit} are read: it is taken as a weight",
-        "constant-type": "the constant {name} is of a kind that is not read ({type}): give it a plain tensor type",
-        "constant-damaged": "the constant {name} cannot be decoded ({error}): export the model again",
+        "constant-too-large": "the constant {name} has {size} bytes, at most {limit} are read; store it in fewer",
+        "constant-type": "the constant {name} is of a kind that is not read ({type}); give it a plain tensor type",
+        "constant-damaged": "the constant {name} cannot be decoded ({error}); export the model again",
     }
 )
 

@@ -29,8 +29,8 @@ from deltafuse.rollout import TaskReport
 from deltafuse.structure import SiteStructure, check_structure
 from deltafuse.targets.runtime import runtime_notes
 from deltafuse.verify_bars import Bar, Overrides, bar_of
-from deltafuse.verify_cut import Pair, Side, cut_expression, cut_pair, site_name
-from deltafuse.verify_diff import Difference, compare
+from deltafuse.verify_bodies import Compared, compare_graphs, nothing_fused
+from deltafuse.verify_cut import Pair, cut_expression, cut_pair, site_name
 from deltafuse.verify_expression import judge_expression
 from deltafuse.verify_network import NetworkReport, Networks, obstacle, run_networks
 from deltafuse.verify_stage import Stage
@@ -41,8 +41,8 @@ __all__ = ["Checked", "Finding", "NetworkReport", "Rounding", "SiteVerdict", "Ve
 
 #: Why whole models cannot be compared here, whatever they are fed with: the site level is then all there is.
 OBSTACLES = frozenset({
-    "network-data-missing", "network-data-short", "network-foreign-operator", "network-operator-missing",
-    "network-silent",
+    "network-data-missing", "network-data-outside", "network-data-short", "network-foreign-operator",
+    "network-operator-missing", "network-silent",
 })  # fmt: skip
 
 
@@ -104,6 +104,7 @@ class Settings:
         bars: what the user sets in place of the table in `deltafuse.verify_bars`.
         progress: told about stages.
         foreign: what lowers Custom nodes of other tools.
+        allow_outside: take data that lies outside of a model's folder.
     """
 
     level: Level = "all"
@@ -113,6 +114,7 @@ class Settings:
     bars: Overrides = field(default_factory=Overrides)
     progress: Progress = field(default_factory=SilentProgress)
     foreign: Foreign | None = None
+    allow_outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,21 +167,28 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     """Compares the files of one graph; see `verify`."""
     _check_options(settings.level, settings.inputs, (unfused, fused))
     settings.progress.start("comparing")
-    (before, _), (after, _) = in_order(scan(unfused)), in_order(scan(fused))
-    difference = compare(before, after)
-    if difference == Difference((), ()):
+    before, after = (in_order(scan(path, allow_outside=settings.allow_outside))[0] for path in (unfused, fused))
+    graphs = compare_graphs(before, after)
+    if nothing_fused(graphs):
         raise UserError(
             "nothing-fused",
             f"{fused} has no fused site that {unfused} lacks; give the unfused model first, then the fused",
         )
-    sides = Side.of(before), Side.of(after)
-    close = bar_of(sides[1].shapes, settings.bars)
-    sites, pairs = _sites(*sides, difference, close, settings)
-    stage = Stage(*sides, pairs, sites, difference.regions, settings.foreign)
+    main = graphs[0]
+    bars = [bar_of(one.after.shapes, settings.bars) for one in graphs]
+    close = max(bars, key=lambda bar: bar.nrmse)
+    with Worker(settings.seconds) as worker:
+        judged = [_sites(one, bar, settings, worker) for one, bar in zip(graphs, bars, strict=True)]
+    # The levels beyond sites know the main graph.
+    given = dict(pair for one, (_, pairs) in zip(graphs, judged, strict=True) for pair in one.given(pairs).items())
+    own, regions = judged[0], main.difference.regions
+    stage = Stage(main.before, main.after, own[1], own[0], regions, settings.foreign, given)
+    sites = tuple(site for some, _ in judged for site in some)
+    findings = tuple(finding(reason) for one in graphs for reason in one.difference.findings)
+    structure = tuple(node for one in graphs for node in check_structure(one.after, one.difference.regions))
+    notes = dict.fromkeys(note for one in graphs for note in runtime_notes(one.after.graph))
     names = str(before.path), str(after.path)
-    findings = tuple(finding(reason) for reason in difference.findings)
-    structure = check_structure(stage.after, difference.regions)
-    report = VerifyReport(*names, sites, findings, 0, notes=runtime_notes(after.graph), structure=structure)
+    report = VerifyReport(*names, sites, findings, 0, notes=tuple(notes), structure=structure)
     network = _network(stage, close, settings) if settings.level in ("network", "all") else None
     if isinstance(network, NetworkReport):
         report = replace(report, network=network)
@@ -205,22 +214,22 @@ def _check_options(level: Level, options: InputOptions, files: Sequence[Path]) -
 
 
 def _sites(
-    before: Side, after: Side, difference: Difference, close: Bar, settings: Settings
+    compared: Compared, close: Bar, settings: Settings, worker: Worker
 ) -> tuple[tuple[SiteVerdict, ...], tuple[Pair, ...]]:
-    """Verdicts of all sites, and both sides of those that can be cut."""
+    """Verdicts of the sites of one graph, and both sides of those that can be cut."""
+    before, after, difference = compared.before, compared.after, compared.difference
     known: dict[bytes, SiteVerdict] = {}
     sites: list[SiteVerdict] = []
     pairs: list[Pair] = []
     settings.progress.start("running sites")
-    with Worker(settings.seconds) as worker:
-        for index, region in enumerate(difference.regions):
-            pair = cut_pair(before, after, region)
-            sites.append(_verdict(pair, site_name(after.graph, region), worker, known, partial(judge, close=close)))
-            pairs += [pair] if isinstance(pair, Pair) else []
-            settings.progress.advance(index + 1, len(difference.regions))
-        for region in difference.expressions:
-            pair = cut_expression(before, after, region)
-            sites.append(_verdict(pair, site_name(after.graph, region), worker, known, judge_expression))
+    for index, region in enumerate(difference.regions):
+        pair = cut_pair(before, after, region)
+        sites.append(_verdict(pair, site_name(after.graph, region), worker, known, partial(judge, close=close)))
+        pairs += [pair] if isinstance(pair, Pair) else []
+        settings.progress.advance(index + 1, len(difference.regions))
+    for region in difference.expressions:
+        pair = cut_expression(before, after, region)
+        sites.append(_verdict(pair, site_name(after.graph, region), worker, known, judge_expression))
     # A node that is equal once copies are seen through needs no run.
     sites += [SiteVerdict(f"copy {copy}", "equal", 0.0, None, 0, ()) for copy in difference.copies]
     return tuple(sites), tuple(pairs)

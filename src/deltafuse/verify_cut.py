@@ -26,8 +26,9 @@ TEXTS.update(
     {
         "verify-type-unknown": "size or element type of {value} is not known, so the site cannot be run; run onnx "
         "shape inference on both files first",
-        "verify-reads-more": "the unfused nodes also use the values of {value}, which the fused site does not read",
-        "verify-not-in-unfused": "the fused site writes {value}, which the unfused file does not have",
+        "verify-reads-more": "the unfused nodes also use the values of {value}, which the fused site does not read; "
+        "fuse the model again",
+        "verify-not-in-unfused": "the fused site writes {value}, which the unfused file lacks; fuse the model again",
     }
 )
 

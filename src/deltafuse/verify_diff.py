@@ -8,7 +8,7 @@ names from the same values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -28,14 +28,22 @@ TEXTS.update(
     {
         "changed-outside": "{count} nodes outside of any fused site differ from the unfused file, the first writes "
         "{value}; undo that edit, or compare with an unfused file that has it too",
-        "missing-value": "{value} is read but nothing writes it in the fused file",
-        "changed-source": "{value} is not written by what wrote it in the unfused file",
-        "written-twice": "{value} is written by more than one node of the fused file",
-        "changed-initializer": "the initializer {value} is not the same in both files",
-        "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one",
-        "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}",
-        "changed-functions": "the model's local functions differ",
-        "site-unread": "nothing reads the results of the fused site {site}",
+        "missing-value": "{value} is read but nothing writes it in the fused file; fuse the unfused file again: an "
+        "edit took the node away that wrote it",
+        "changed-source": "{value} is not written by what wrote it in the unfused file; undo that edit, or compare "
+        "with an unfused file that has it too",
+        "written-twice": "{value} is written by more than one node of the fused file; remove one of them, or fuse the "
+        "unfused file again",
+        "changed-initializer": "the initializer {value} is not the same in both files; undo that edit, or compare "
+        "with an unfused file that has it too",
+        "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one; undo "
+        "that edit, or compare with the file that the fused one was made from",
+        "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}; "
+        "undo that edit, or compare with an unfused file that has it too",
+        "changed-functions": "the model's local functions differ; fuse the unfused file again, or compare with the "
+        "one that the fused file was made from",
+        "site-unread": "nothing reads the results of the fused site {site}; fuse the unfused file again: an edit took "
+        "its readers away",
     }
 )
 
@@ -55,9 +63,15 @@ class Difference:
     copies: tuple[str, ...] = ()
 
 
-def compare(unfused: Model, fused: Model) -> Difference:
-    """Compares two files node by node, whatever their order."""
-    changed, raised, copied = _changed(unfused, fused)
+def compare(unfused: Model, fused: Model, entered: Collection[int] = ()) -> Difference:
+    """Compares two graphs node by node, whatever their order.
+
+    Args:
+        unfused: a file, or a body (see `deltafuse.enclosed`).
+        fused: the fused file, or the same body of it.
+        entered: nodes of the fused graph that differ in their bodies alone, which are compared by themselves.
+    """
+    changed, raised, copied = _changed(unfused, fused, entered)
     groups = connected(fused.graph, changed)
     kernels = set(fused_nodes(fused.graph, changed))
     regions = [region_of(fused.graph, nodes, kernels) for nodes in groups if kernels & set(nodes)]
@@ -77,7 +91,7 @@ def compare(unfused: Model, fused: Model) -> Difference:
     return Difference(kept[0], tuple(findings), kept[1], copies)
 
 
-def _changed(before: Model, after: Model) -> tuple[list[int], set[int], set[int]]:
+def _changed(before: Model, after: Model, entered: Collection[int]) -> tuple[list[int], set[int], set[int]]:
     """Nodes of the fused graph that the unfused one lacks: by bytes, and where these differ by what they decode to.
 
     Returns:
@@ -89,6 +103,8 @@ def _changed(before: Model, after: Model) -> tuple[list[int], set[int], set[int]
     left: list[int] = []
     for node, (start, end) in enumerate(fused.spans):
         message = bytes(fused.data[start:end])
+        if node in entered:
+            continue
         if known[message] > 0:
             known[message] -= 1
         else:
@@ -164,9 +180,10 @@ def _kind(graph: Graph, value: int) -> str:
 
 
 def _model_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
-    yield from opset_findings(unfused, fused)
-    if _functions(unfused) != _functions(fused):
-        yield Reason("changed-functions")
+    if not fused.place:
+        yield from opset_findings(unfused, fused)
+        if _functions(unfused) != _functions(fused):
+            yield Reason("changed-functions")
     yield from _interface(unfused.graph, fused.graph)
     yield from _initializers(unfused, fused)
 
@@ -194,7 +211,9 @@ def _same(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> boo
 
 
 def _interface(before: Graph, after: Graph) -> Iterator[Reason]:
-    pairs = (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs))
+    # What a body takes from around is told by its nodes.
+    inputs = [[value for value in graph.inputs if value not in graph.captured] for graph in (before, after)]
+    pairs = (("input", *inputs), ("output", before.outputs, after.outputs))
     for kind, olds, news in pairs:
         old_names, new_names = [before.name(v) for v in olds], [after.name(v) for v in news]
         if old_names != new_names:

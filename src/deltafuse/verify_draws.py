@@ -16,7 +16,10 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.verify_cut import Pair, axis_dims, free_symbols
 from deltafuse.verify_feeds import FLOATS, Array, feeds
 
-TEXTS["no-size-runs"] = "the unfused file's nodes run at none of the token counts that were tried: {error}"
+TEXTS["no-size-runs"] = (
+    "the unfused file's nodes run at none of the token counts that were tried: {error}; look "
+    "whether onnxruntime runs the unfused file"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class PairDraws:
             ran = self._unfused(next(self.runs(size)))
             if not isinstance(ran, Reason):
                 return (size,)
-            failed = Reason("no-size-runs", {"error": ran.text})
+            failed = Reason("no-size-runs", {"error": ran.what})
         return failed
 
     def runs(self, tokens: int) -> Iterator[Run]:

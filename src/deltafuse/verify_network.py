@@ -34,10 +34,11 @@ __all__ = ["InputReport", "NetworkReport", "OutputVerdict", "RunReport", "Top1",
 
 TEXTS.update(
     {
-        "network-sizes": "{error} The node {node} ({op}) reads {operands}: {advice}",
-        "network-silent": "every output of {path} is zero on these inputs, so that there is nothing to compare: are "
-        "its weights filled in?",
-        "fused-does-not-run": "the unfused model runs on these inputs and the fused one does not: {error}",
+        "network-sizes": "{error} The node {node} ({op}) reads {operands}; {advice}",
+        "network-silent": "every output of {path} is zero on these inputs, so that there is nothing to compare; fill "
+        "in the weights, or give other inputs with --inputs",
+        "fused-does-not-run": "the unfused model runs on these inputs and the fused one does not: {error}; look the "
+        "fused file over with fuse lint, and fuse the model again",
     }
 )
 
@@ -172,7 +173,7 @@ def _stopped(
         reason = _with_sizes(networks, networks.model(which), reason)
     if which == "unfused" or reason.code in ("network-memory", "network-timeout", "network-operator-missing"):
         return reason
-    failed = Reason("fused-does-not-run", {"error": reason.text})
+    failed = Reason("fused-does-not-run", {"error": reason.what})
     return _report(networks, (), runs, finding(failed))
 
 
@@ -256,8 +257,8 @@ def _with_sizes(networks: Networks, model: Model, reason: Reason) -> Reason:
     advice = (
         f"give another size with --dim {free[0]}=N" + (f" (or {', '.join(free[1:])})" if free[1:] else "")
         if free
-        else "no size that can be chosen is in them; give other arrays with --inputs"
+        else "give other arrays with --inputs: no size that can be chosen is in them"
     )
     text = ", ".join(f"{name} [{', '.join(map(str, shape or ('?',)))}]" for name, shape in operands.items())
-    at = {"error": reason.text, "node": graph.node_name(names[0]), "op": graph.op[names[0]]}
+    at = {"error": reason.what, "node": graph.node_name(names[0]), "op": graph.op[names[0]]}
     return Reason("network-sizes", {**at, "operands": text, "advice": advice})

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import onnx
 
+from deltafuse.enclosed import Enclosed, fused_bodies
+from deltafuse.graph import Graph
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.opset import adapt, stale
@@ -15,7 +17,8 @@ from deltafuse.wire import Model
 
 TEXTS.update(
     {
-        "changed-opset": "the opset of domain {domain!r} went from {unfused} to {fused}",
+        "changed-opset": "the opset of domain {domain!r} went from {unfused} to {fused}; fuse the unfused file again, "
+        "or give the import back its version",
         "stale-operator": "the fused file is of opset {fused}, raised from {unfused}, but {value} is written by an "
         "operator of the old form; fuse the model again",
     }
@@ -46,9 +49,15 @@ def opset_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
 def _raised(fused: Model, version: int, now: int) -> Iterator[Reason]:
     graph = fused.graph
     node = stale(fused, version)
-    needing = (LINEAR_ATTENTION, CAUSAL_CONV)
-    if not any(op in needing and not domain for op, domain in zip(graph.op, graph.domain, strict=True)):
+    bodies = (scope.model.graph for scope in fused_bodies(fused) if isinstance(scope, Enclosed))
+    if not any(_needs(one) for one in (graph, *bodies)):
         yield Reason("changed-opset", {"domain": "", "unfused": version, "fused": now})
     elif node is not None:
         value = graph.name(graph.node_outputs[node][0])
         yield Reason("stale-operator", {"unfused": version, "fused": now, "value": value})
+
+
+def _needs(graph: Graph) -> bool:
+    """Whether a graph has an operator that the raised opset brought."""
+    needing = (LINEAR_ATTENTION, CAUSAL_CONV)
+    return any(op in needing and not domain for op, domain in zip(graph.op, graph.domain, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ class Stage:
         sites: verdicts of all sites.
         regions: all sites' nodes, in topological order.
         foreign: what lowers Custom nodes of other tools.
+        given: values that sites inside bodies read -> which operand of them.
     """
 
     before: Side
@@ -38,11 +39,12 @@ class Stage:
     sites: tuple[SiteVerdict, ...]
     regions: tuple[Region, ...]
     foreign: Foreign | None = None
+    given: Mapping[str, Part] = field(default_factory=dict[str, Part])
 
     @property
     def parts(self) -> Mapping[str, Part]:
         """Value that a fused site reads -> which operand of it."""
-        return {item.name: item.part for pair in self.pairs for item in _operands(pair)}
+        return {**self.given, **{item.name: item.part for pair in self.pairs for item in _operands(pair)}}
 
     @property
     def sizes(self) -> Sequence[SiteSizes]:

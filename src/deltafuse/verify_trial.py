@@ -38,10 +38,11 @@ TEXTS.update(
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference, as code and text."""
+    """A difference, as code and text; ``fix`` is the end of the text that says what to do, "" where it has none."""
 
     code: str
     text: str
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class SiteVerdict:
 
 def finding(reason: Reason) -> Finding:
     """A reason as it is reported."""
-    return Finding(reason.code, reason.text)
+    return Finding(reason.code, reason.text, reason.fix)
 
 
 def judge(pair: Pair, worker: Worker, close: Bar | None = None) -> SiteVerdict:

@@ -20,6 +20,7 @@ import onnx
 
 from deltafuse.calls import check_calls
 from deltafuse.errors import UserError
+from deltafuse.file_kinds import HEAD, looks_like
 from deltafuse.functions import bound_nodes, check_names, plain_domain
 from deltafuse.graph import Graph
 from deltafuse.messages import decoded
@@ -56,6 +57,8 @@ class Model:
         declarations: every ValueInfoProto of the main graph in the file's order.
         constants: heads of the main graph's initializers, in the file's order, repeated names included.
         allow_outside: external data may lie outside the model's folder.
+        place: "" for the main graph; the body that `graph`, `graph_parts`, `declarations` and `constants` are of, see
+            `deltafuse.enclosed`.
     """
 
     path: Path
@@ -73,6 +76,7 @@ class Model:
     declarations: tuple[Declaration, ...]
     constants: tuple[TensorHead, ...]
     allow_outside: bool = False
+    place: str = ""
 
     @cached_property
     def local_functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
@@ -187,9 +191,9 @@ def no_garbage_collection() -> Generator[None]:
 
 def _not_onnx(path: Path, error: WireError) -> UserError:
     with path.open("rb") as file:
-        head = file.read(64)
-    if head.startswith(b"version https://git-lfs"):
-        return UserError("not-onnx", f"{path} is a Git LFS pointer, not the model: run `git lfs pull`")
+        kind = looks_like(file.read(HEAD))
+    if kind:
+        return UserError("not-onnx", f"{path} is not an ONNX model but looks like {kind}")
     return UserError("not-onnx", f"{path} is not an ONNX model ({error}): give a file that onnx.load reads")
 
 

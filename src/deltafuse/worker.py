@@ -30,10 +30,12 @@ TEXTS.update(
     {
         "worker-timeout": "running the cut graph took longer than {seconds:.1f} s; "
         "raise --timeout if the machine is slow",
-        "worker-died": "onnxruntime crashed or ran out of memory on the cut graph (exit status {status}); "
-        "the site was left as it is",
-        "cut-does-not-load": "onnxruntime cannot load the cut graph: {error}",
-        "cut-does-not-run": "onnxruntime cannot run the cut graph: {error}",
+        "worker-died": "onnxruntime crashed or ran out of memory on the cut graph (exit status {status}), so that the "
+        "site was left as it is; free memory and try again, or look whether onnxruntime runs the whole model",
+        "cut-does-not-load": "onnxruntime cannot load the cut graph: {error}; load the whole model in onnxruntime: "
+        "where that fails too, export it again, else update onnxruntime",
+        "cut-does-not-run": "onnxruntime cannot run the cut graph: {error}; run the whole model in onnxruntime: where "
+        "that fails too, export it again, else report the model",
     }
 )
 
@@ -190,6 +192,10 @@ class Worker:
         except (EOFError, BrokenPipeError):
             self._kill()
             return Reason("worker-died", {"status": self._child.returncode})
+        except BaseException:
+            # An answer that was not read would be taken for that to the next question.
+            self._kill()
+            raise
         if status == "ok":
             return answer
         return Reason(status, {"error": str(answer)})

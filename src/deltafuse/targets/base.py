@@ -107,6 +107,11 @@ class Target(Protocol):
         """Operators that stand for ordinary expressions, which are looked for by default."""
         ...
 
+    @property
+    def control_flow(self) -> bool:
+        """Whether what reads the output takes If, Loop and Scan."""
+        ...
+
     def domain_of(self, op: str) -> str | None:
         """Domain of an operator of the target's that stands for an ordinary expression, None where it has none."""
         ...

@@ -8,7 +8,7 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.targets.base import Case, Limit
 
 TARGET_TEXTS = {
-    "per-channel-decay": "the decay has a value per key channel; {op} takes one per value head and token, so leave "
+    "per-channel-decay": "the decay has a value per key channel and {op} takes one per value head and token; leave "
     "this site out with --skip-sites",
     "decay-required": "the rule has no decay and this signature of {op} needs one; leave --signature out",
     "head-ratio": "{value_heads} value heads are no multiple of {key_heads} key heads, and the kernel would read wrong "

@@ -10,6 +10,11 @@ from deltafuse.targets.profile import BOUNDARIES, Operator, Profile
 _DTYPES = {dtype: name for name, dtype in BOUNDARIES.items()}
 
 
+#: What the letter in front of a limit says of where it is known from.
+MARKS = {"V": "seen in a file or a run", "S": "read in public source", "A": "assumed"}
+LEGEND = "marks of where a limit is known from: " + "; ".join(f"{mark} {what}" for mark, what in MARKS.items())
+
+
 def lines_of(profile: Profile) -> Iterator[str]:
     """A profile for people."""
     yield f"{profile.name}: {profile.title}"

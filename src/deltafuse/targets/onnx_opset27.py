@@ -22,6 +22,7 @@ PROFILE = Profile(
     ),
     boundaries=(FLOAT, FLOAT16, BFLOAT16),
     emit=linear_attention.plan,
+    runtime="onnxruntime",
     opset=("", LINEAR_ATTENTION_OPSET),
     requires=(
         Requirement("onnx", "1.23", "S", "the first release that knows opset 27; needed to check the file"),

@@ -17,6 +17,7 @@ PROFILE = Profile(
     shared=(limits.head_ratio("S", "heads are shared in consecutive groups"),),
     boundaries=(FLOAT, FLOAT16, BFLOAT16),
     emit=linear_attention.plan,
+    runtime="onnxruntime",
     opset=("com.microsoft", 1),
     requires=(Requirement("onnxruntime", "1.25.1", "S", "the first release that has the operator"),),
     others=(causal_conv_ports.operator("com.microsoft", "1"),),

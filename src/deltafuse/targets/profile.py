@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnx import TensorProto
 
@@ -139,6 +139,7 @@ class Profile:
         requires: packages that run the fused file.
         lint: further rules.
         fixes_batch: whether the number of sequences is written into the fused nodes.
+        runtime: what runs the fused file, where several targets share it; "" for the target's own.
         others: operators that stand for ordinary expressions, which are looked for by default: see
             `deltafuse.expressions.Expression.operator`.
     """
@@ -153,6 +154,7 @@ class Profile:
     requires: tuple[Requirement, ...] = ()
     lint: LintRules = field(default_factory=LintRules)
     fixes_batch: bool = False
+    runtime: str = ""
     others: tuple[Operator, ...] = ()
 
     @property
@@ -170,6 +172,11 @@ class Profile:
     def ordinary(self) -> tuple[str, ...]:
         """Names of the operators for ordinary expressions."""
         return tuple(one.op for one in self.others)
+
+    @property
+    def control_flow(self) -> bool:
+        """Whether what reads the output takes If, Loop and Scan; else nothing is fused inside them."""
+        return not self.lint.forbidden_ops
 
     def domain_of(self, op: str) -> str | None:
         """Domain of an operator for ordinary expressions, None where the target has none of that name."""
@@ -191,7 +198,18 @@ class Profile:
         operator = self._operator(match, options)
         if isinstance(operator, Reason):
             return operator
-        return self.emit(match, operator, self.case(match, options))
+        case = self.case(match, options)
+        plan = self.emit(match, operator, case)
+        return replace(plan, notes=(*plan.notes, *self._passed_over(operator, case)))
+
+    def _passed_over(self, chosen: Operator, case: Case) -> Iterator[str]:
+        """That a preferred operator is not taken for the number of sequences alone."""
+        for operator in self.candidates(case.options):
+            if operator is chosen:
+                return
+            reason = broken(operator.limits, case)
+            if reason is not None and reason.code == "rgdr-batch-heads":
+                yield f"several_sequences: decode goes to {chosen.op}: {reason.what}"
 
     def case(self, match: Match, options: TargetOptions) -> Case:
         """What the limits look at."""

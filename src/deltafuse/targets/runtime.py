@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from importlib import metadata
 
 from deltafuse import targets
 from deltafuse.graph import Graph
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.lowering_conv import CAUSAL_CONV
+from deltafuse.versions import numbers
 
 
 def runtime_notes(graph: Graph, installed: str | None = None) -> tuple[str, ...]:
@@ -29,10 +29,6 @@ def runtime_notes(graph: Graph, installed: str | None = None) -> tuple[str, ...]
             f"onnxruntime {version} is installed and target {profile.name} needs {one.version} ({one.fact}): the fused "
             "nodes were compared as plain operators"
             for one in needed
-            if used and _numbers(version) < _numbers(one.version)
+            if used and numbers(version) < numbers(one.version)
         ]
     return tuple(notes)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

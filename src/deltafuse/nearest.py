@@ -1,0 +1,68 @@
+"""How far a site that is no rule is from the rule and from each of its named neighbours: numbers for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+
+from deltafuse import layouts
+from deltafuse.draws import Array
+from deltafuse.patterns import Recurrence
+from deltafuse.reasons import Nearest
+from deltafuse.roles import Assignment
+from deltafuse.rule import project, relative, run_rule
+from deltafuse.search import Setting, assigned
+
+#: Readings of the operands that are compared, likely ones first: each costs a run of the rule and of each neighbour.
+_READINGS = 4
+_COLUMNS = 2
+
+
+def nearest(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Nearest | None:
+    """The smallest relative difference to the rule and to each neighbour that has the rule's operands.
+
+    Returns:
+        None where no value of the cut has the shape of an output.
+    """
+    pattern = setting.pattern
+    recurrences: dict[str, Recurrence] = {pattern.name: pattern.recurrence, **pattern.neighbours}
+    smallest: dict[str, float] = {}
+    tokens = 0
+    readings = ((one, _outputs(one, ran)) for one in assigned(setting, feeds))
+    for assignment, outputs in islice((pair for pair in readings if pair[1]), _READINGS):
+        tokens = assignment.sizes["T"]
+        for name, recurrence in recurrences.items():
+            error = _difference(assignment, recurrence, feeds, outputs)
+            smallest[name] = min(error, smallest.get(name, np.inf))
+    finite = [(name, error) for name, error in smallest.items() if np.isfinite(error)]
+    return Nearest(pattern.name, tokens, tuple(sorted(finite, key=lambda pair: pair[1]))) if finite else None
+
+
+def _outputs(assignment: Assignment, ran: Mapping[int, Array]) -> list[Array]:
+    return [
+        layouts.unpack(array, layout, "BTHV", assignment.sizes)
+        for array in ran.values()
+        if np.isfinite(array).all()
+        for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, assignment.sizes)
+    ]
+
+
+def _difference(
+    assignment: Assignment, recurrence: Recurrence, feeds: Mapping[int, Array], outputs: Sequence[Array]
+) -> float:
+    """Of the output that is closest, up to one factor; a few columns tell as much as all."""
+    width = assignment.sizes["V"]
+    projection = np.random.default_rng(3).standard_normal((width, min(_COLUMNS, width)))
+    with np.errstate(all="ignore"):
+        wanted, _ = run_rule(recurrence, project(assignment.read(feeds), projection), assignment.preparation())
+        power = float((wanted * wanted).sum())
+        if not np.isfinite(power) or not power:
+            return float("inf")
+        return min(_scaled(plain @ projection, wanted, power) for plain in outputs)
+
+
+def _scaled(found: Array, wanted: Array, power: float) -> float:
+    scale = float((found * wanted).sum()) / power
+    return relative(found, wanted * scale) if scale else float("inf")

@@ -1,0 +1,119 @@
+"""What the page tells of each site: a line for the list, and all else, which is looked at when the line is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deltafuse import splice
+from deltafuse.evidence import Evidence
+from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
+from deltafuse.match import Match, Plan, Role, SiteReport
+from deltafuse.page_nodes import emitted_document, tensor_text, types_of
+from deltafuse.page_pictures import Pictures
+from deltafuse.reasons import TEXTS, Nearest
+from deltafuse.report import OUTPUTS, ROLES, role_document, site_document
+
+__all__ = ["lines", "sites"]
+
+Document = dict[str, Any]
+#: Differences to neighbours that are told.
+_NEAREST = 5
+
+
+def lines(reports: Sequence[SiteReport]) -> list[Document]:
+    """A line for each site, what the list is searched by."""
+    return [
+        {
+            "name": site.name,
+            "status": site.status,
+            "rule": site.rule or (site.match.rule if site.match else ""),
+            "form": site.match.form if site.match else "",
+            "op": site.op or "",
+            "nodes": site.nodes,
+            "reason": "" if site.reason is None else site.reason.code,
+        }
+        for site in reports
+    ]
+
+
+def sites(evidence: Evidence, reports: Sequence[SiteReport], pictures: Pictures) -> list[Document]:
+    """All else that is known of each site, in the order of `lines`."""
+    plans = {plan.match.name: plan for plan in evidence.draft.plans}
+    return [_site(evidence, site, plans.get(site.name), pictures) for site in reports]
+
+
+def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pictures: Pictures) -> Document:
+    document = site_document(site) | {"before": _before(evidence, site, pictures)}
+    if site.match is not None:
+        document["operands"] = [[name, role_document(role)] for name, role in _operands(site.match).items()]
+        document["results"] = [[name, role_document(role)] for name, role in _results(site.match).items()]
+    if isinstance(site.match, Match):
+        norms = {"query": site.match.query_norm, "key": site.match.key_norm}
+        document["norms"] = [[name, norm.kind, norm.eps] for name, norm in norms.items() if norm is not None]
+    if site.reason is not None and site.reason.nearest is not None:
+        document["nearest"] = _nearest(site.reason.nearest)
+    if plan is not None:
+        document |= _planned(evidence, site, plan, pictures)
+    candidate = evidence.candidates.get(site.name)
+    if site.match is None and candidate is not None:
+        ends = {**_numbered("input", candidate.roots), **_numbered("output", candidate.frontier)}
+        document["looked"] = [[name, *_tensor(evidence, value)] for name, value in ends.items()]
+    return document
+
+
+def _before(evidence: Evidence, site: SiteReport, pictures: Pictures) -> Document | None:
+    graph, match = evidence.model.graph, site.match
+    if site.inside:
+        # What is drawn is the main graph.
+        return None
+    if match is not None:
+        nodes = splice.between(graph, match, evidence.kinds)
+        ends = [{name: role.value for name, role in some(match).items()} for some in (_operands, _results)]
+        return pictures.before(site.name, nodes, *ends)
+    candidate = evidence.candidates.get(site.name)
+    if candidate is None:
+        return None
+    ends = _numbered("input", candidate.roots), _numbered("output", candidate.frontier)
+    return pictures.before(site.name, candidate.nodes, *ends)
+
+
+def _numbered(what: str, values: Sequence[int]) -> dict[str, int]:
+    return {f"{what} {number}": value for number, value in enumerate(values, 1)}
+
+
+def _tensor(evidence: Evidence, value: int) -> tuple[str, str]:
+    """Name, and type and sizes as far as they are known."""
+    return evidence.model.graph.name(value), tensor_text(evidence.shapes.dtype(value), evidence.shapes.shape(value))
+
+
+def _operands(match: Match | ExpressionMatch) -> dict[str, Role]:
+    return dict(match.roles) if isinstance(match, ExpressionMatch) else _named(match, ROLES)
+
+
+def _results(match: Match | ExpressionMatch) -> dict[str, Role]:
+    return dict(match.outputs) if isinstance(match, ExpressionMatch) else _named(match, OUTPUTS)
+
+
+def _named(match: Match, names: Sequence[str]) -> dict[str, Role]:
+    found: Mapping[str, Role | None] = {name: getattr(match, name) for name in names}
+    return {name: role for name, role in found.items() if role is not None}
+
+
+def _planned(evidence: Evidence, site: SiteReport, plan: Plan | ExpressionPlan, pictures: Pictures) -> Document:
+    graph = evidence.model.graph
+    types = types_of(plan, evidence.model.opset_imports.get("", 17))
+    ends = [{name: role.name for name, role in some(plan.match).items()} for some in (_operands, _results)]
+    return {
+        "emitted": emitted_document(plan, types),
+        "pins": [[graph.name(value), axis, size] for value, axis, size in dict.fromkeys(plan.pins)],
+        "after": pictures.after(site.name, plan.op, plan.nodes, *ends) if plan.nodes else None,
+    }
+
+
+def _nearest(nearest: Nearest) -> Document:
+    """The rule's own difference, and those of the neighbours that come closest; the smallest first."""
+    others = [name for name, _ in nearest.differences if name != nearest.rule][:_NEAREST]
+    told = {nearest.rule: "the rule itself"} | {name: TEXTS.get(name, "").rpartition("; ")[0] for name in others}
+    rows = [[name, told[name], error] for name, error in nearest.differences if name in told]
+    return {"rule": nearest.rule, "tokens": nearest.tokens, "differences": rows}

@@ -1,0 +1,126 @@
+"""The top of the page: the model, its ends, its operators before and after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from deltafuse.dims import Dim
+from deltafuse.evidence import Evidence
+from deltafuse.match import FuseReport
+from deltafuse.page_nodes import node_title
+from deltafuse.probing import byte_size, short_dtype, title
+from deltafuse.tensors import TensorHead
+
+#: Operators that have a bar of their own.
+_BARS = 18
+
+
+@dataclass(frozen=True)
+class End:
+    """A graph input or output, as it was and as it is."""
+
+    name: str
+    kind: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How often an operator is there, before and after."""
+
+    op: str
+    before: int
+    after: int
+
+
+def facts(evidence: Evidence, report: FuseReport) -> list[tuple[str, str]]:
+    """What the model is, line by line."""
+    file = evidence.file
+    raised = dict(evidence.draft.changes.opsets.imports)
+    opsets = [f"{domain or 'ai.onnx'} {version}" for domain, version in file.opset_imports.items()]
+    new = [f"{domain or 'ai.onnx'} {version}" for domain, version in raised.items()]
+    return [
+        ("model", report.model),
+        *([("written", report.output)] if report.output else []),
+        ("target", report.target),
+        ("producer", file.producer or "unknown"),
+        ("opset", ", ".join(opsets) + (f"; added or raised: {', '.join(new)}" if new else "")),
+        ("IR version", str(file.ir_version)),
+        ("weights", weights(file.constants) or "none"),
+        ("nodes", f"{report.nodes_before:,} before, {report.nodes_after:,} after"),
+        ("seconds", ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())),
+    ]
+
+
+def weights(heads: Iterable[TensorHead]) -> str:
+    """Initializers by element type: how many, how large."""
+    count: Counter[int] = Counter()
+    size: Counter[int] = Counter()
+    for head in heads:
+        count[head.dtype] += 1
+        size[head.dtype] += byte_size(head.dtype, head.dims) or 0
+    return ", ".join(f"{short_dtype(dtype)}: {n:,} of {_bytes(size[dtype])}" for dtype, n in count.most_common())
+
+
+def _bytes(size: int) -> str:
+    """``1.5 GB``."""
+    amount = float(size)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} GB"
+
+
+def ends(evidence: Evidence, report: FuseReport) -> list[End]:
+    """Inputs and outputs with their axes; after is what was pinned."""
+    graph = evidence.file.graph
+    pinned = {(axis.value, axis.axis): axis.now for axis in report.pinned}
+    found: list[End] = []
+    for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
+        for value in values:
+            info = graph.value_info(value)
+            name = graph.name(value)
+            if info is None or not info.type.HasField("tensor_type"):
+                found.append(End(name, kind, "not declared as a tensor", ""))
+                continue
+            tensor = info.type.tensor_type
+            before: list[Dim | str] = [
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim
+            ]
+            after = [pinned.get((name, axis), size) for axis, size in enumerate(before)]
+            texts = [f"{short_dtype(tensor.elem_type)} [{', '.join(map(str, sizes))}]" for sizes in (before, after)]
+            found.append(End(name, kind, texts[0], texts[1] if after != before else ""))
+    return found
+
+
+def bars(evidence: Evidence) -> list[Bar]:
+    """The operators that are there most often, before or after, and all others as one bar."""
+    before, after = counts(evidence)
+    order = sorted(before | after, key=lambda op: (-max(before[op], after[op]), op))
+    # What is new is what it is all about.
+    new = [op for op in order if not before[op]]
+    shown = [op for op in order if op in {*new[:4], *order[: _BARS - len(new[:4])]}]
+    rest = [op for op in order if op not in shown]
+    found = [Bar(op, before[op], after[op]) for op in shown]
+    if rest:
+        found.append(Bar(f"{len(rest)} others", sum(before[op] for op in rest), sum(after[op] for op in rest)))
+    return found
+
+
+def counts(evidence: Evidence) -> tuple[Counter[str], Counter[str]]:
+    """Nodes of the main graph by operator, before and after."""
+    file, graph, draft = evidence.file.graph, evidence.model.graph, evidence.draft
+    before = Counter(map(title, file.op, file.domain))
+    after = Counter(map(title, graph.op, graph.domain))
+    gone = {node for _, nodes in draft.removed for node in nodes}
+    after.subtract(title(graph.op[node], graph.domain[node]) for node in gone)
+    after.update(node_title(node) for plan in draft.plans for node in plan.nodes)
+    return Counter(dict(_some(before))), Counter(dict(_some(after)))
+
+
+def _some(counted: Counter[str]) -> Iterator[tuple[str, int]]:
+    return ((op, count) for op, count in counted.items() if count)

@@ -1,0 +1,192 @@
+"""All sites of a file: those of the main graph, and those inside the bodies of If, Loop and Scan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from deltafuse import outcome, patterns, splice
+from deltafuse.clock import Clock
+from deltafuse.enclosed import Enclosed, enter, held_bodies, mentions
+from deltafuse.expression_sites import ExpressionSites, find_expressions
+from deltafuse.expressions import Expression
+from deltafuse.finder import Candidate, Finder
+from deltafuse.match import Match, NoMatch
+from deltafuse.patterns import Pattern
+from deltafuse.probe import Worker
+from deltafuse.reasons import Reason
+from deltafuse.sites import Site, prove_sites
+from deltafuse.trial import Trial
+
+#: How a site is named that is only seen: what may be a rule in the body of node N.
+_SEEN = "inside."
+
+
+@dataclass(frozen=True)
+class Searched:
+    """One graph, and what was found in it.
+
+    Attributes:
+        scope: in topological order.
+        sites: that are to be told.
+        trials: what each class of sites was proven with.
+        anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
+            looked for.
+        expressions: sites of ordinary expressions.
+        candidates: what was looked at, by the site's name.
+        about: name of a site that is no match -> nodes with bodies that it is about.
+        inner: bodies that were searched too.
+    """
+
+    scope: Enclosed
+    sites: tuple[Site, ...]
+    trials: Mapping[bytes, Trial]
+    anchors: Mapping[str, int]
+    expressions: ExpressionSites
+    candidates: Mapping[str, Candidate]
+    about: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
+    inner: tuple[Searched, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the sites in this graph alone."""
+        return [site.name for site in (*self.sites, *self.expressions.sites)]
+
+    def all(self) -> Iterator[Searched]:
+        """This graph and all bodies in it."""
+        yield self
+        for body in self.inner:
+            yield from body.all()
+
+    def proves(self) -> bool:
+        """Whether anything in it or in one of its bodies is a rule, or an expression, be it one that must stay."""
+        rules = any(isinstance(site, Match) or not site.near_miss for site in self.sites)
+        ordinary = any(not isinstance(site.outcome, Reason) for site in self.expressions.sites)
+        return rules or ordinary or any(body.proves() for body in self.inner)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is looked for, and with what.
+
+    Attributes:
+        rules: recurrences and ordinary expressions.
+        clock: told about stages.
+        worker: runs the cuts.
+    """
+
+    rules: Sequence[Pattern | Expression]
+    clock: Clock
+    worker: Worker
+
+    @property
+    def recurrences(self) -> list[Pattern]:
+        """The rules that are no ordinary expressions."""
+        return [rule for rule in self.rules if not isinstance(rule, Expression)]
+
+    @property
+    def ordinary(self) -> list[Expression]:
+        """The ordinary expressions."""
+        return [rule for rule in self.rules if isinstance(rule, Expression)]
+
+    def graph(self, scope: Enclosed, names: Collection[str] = ()) -> Searched:
+        """Searches one graph, without its bodies.
+
+        Args:
+            scope: the graph.
+            names: of sites in other graphs of the file.
+        """
+        model, kinds, shapes = scope.model, scope.kinds, scope.shapes
+        sites: list[Site] = []
+        trials: dict[bytes, Trial] = {}
+        candidates: list[Candidate] = []
+        anchors: dict[str, int] = {}
+        for family in patterns.families(self.recurrences):
+            with self.clock.stage("finding and proving"):
+                finder = Finder(model, kinds, shapes, family[0], tuple(candidates), names)
+
+                def advance(candidate: Candidate, finder: Finder = finder, before: int = len(candidates)) -> None:
+                    candidates.append(candidate)
+                    self.clock.progress.advance(len(candidates) - before, len(finder.places))
+
+                more, proven = prove_sites(model, kinds, shapes, family, self.worker, finder, advance)
+                if not sites:
+                    anchors[finder.anchors_are] = finder.anchors_seen()
+            sites += outcome.worth_telling(more, family, sites, inside=bool(model.place))
+            trials.update(proven)
+        with self.clock.stage("finding and proving"):
+            matches = [site for site in sites if self.ordinary and isinstance(site, Match)]
+            taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
+            expressions = find_expressions(
+                model, kinds, shapes, self.ordinary, taken, self.worker, self.clock.progress, names
+            )
+        anchors_of = {op for rule in self.recurrences if rule.decay != "none" for op in rule.anchors}
+        about = _about(scope, candidates, sites, anchors_of)
+        named = {candidate.name: candidate for candidate in candidates}
+        return Searched(scope, tuple(sites), trials, anchors, expressions, named, about)
+
+    def bodies(self, found: Searched, names: Collection[str] = ()) -> Searched:
+        """Searches the bodies of a graph that was searched too, as graphs of their own.
+
+        What is told of a node as a whole gives way to what is proven inside it. A Loop that is a rule is not entered.
+
+        Args:
+            found: the graph.
+            names: of sites in other graphs of the file.
+        """
+        scope, sites, inner = found.scope, list(found.sites), list[Searched]()
+        known = [*names, *found.names]
+        for node in self._likely(found):
+            bodies = enter(scope, node)
+            told = {name for name, nodes in found.about.items() if node in nodes}
+            if isinstance(bodies, Reason):
+                sites = [_unfit(site, bodies) if site.name in told else site for site in sites]
+                continue
+            results: list[Searched] = []
+            for body in bodies:
+                results.append(self.bodies(self.graph(body, known), known))
+                known += [name for one in results[-1].all() for name in one.names]
+            if not any(one.proves() for one in results):
+                # What is not the rule as a whole and not inside is told by the reason that says more.
+                within = [site for deep in results for one in deep.all() for site in one.sites]
+                if any(site.name in told and not _vague(site) for site in sites) or all(map(_vague, within)):
+                    continue
+            sites = [site for site in sites if site.name not in told]
+            inner += results
+        return replace(found, sites=tuple(sites), inner=tuple(inner))
+
+    def _likely(self, found: Searched) -> list[int]:
+        """Nodes whose bodies may hold a rule or an expression, and that are part of no match."""
+        model, holders = found.scope.model, held_bodies(found.scope.model.graph)
+        matches = [site for site in found.sites if holders and isinstance(site, Match)]
+        taken = {node for match in matches for node in splice.between(model.graph, match, found.scope.kinds)}
+        words = {op for rule in self.recurrences for op in (*rule.anchors, *rule.contractions)}
+        words |= {op.rpartition(".")[2] for rule in self.ordinary for op in rule.anchors}
+        words |= {name for _, name in model.local_functions} if model.functions else set()
+        return [node for node in holders if node not in taken and mentions(model, node, words)]
+
+
+def _about(
+    scope: Enclosed, candidates: Sequence[Candidate], sites: Sequence[Site], anchors: Collection[str]
+) -> dict[str, tuple[int, ...]]:
+    """The nodes with bodies that each site which is no match is about: all that could be a rule in it lies there."""
+    graph = scope.model.graph
+    holders = set(held_bodies(graph))
+    cores = {candidate.name: candidate.core for candidate in candidates}
+    found: dict[str, tuple[int, ...]] = {}
+    for site in sites:
+        if isinstance(site, NoMatch):
+            number = site.name.removeprefix(_SEEN)
+            core = (int(number),) if site.name.startswith(_SEEN) and number.isdecimal() else cores.get(site.name, ())
+            alone = not any(graph.standard[node] in anchors for node in core)
+            found[site.name] = tuple(node for node in core if alone and node in holders)
+    return found
+
+
+def _vague(site: Site) -> bool:
+    """Whether all that is known of a site is that something is there, or that it is no rule."""
+    return isinstance(site, NoMatch) and site.reason.code in ("inside-body", "not-the-rule", "root-type")
+
+
+def _unfit(site: Site, reason: Reason) -> Site:
+    return replace(site, reason=reason) if isinstance(site, NoMatch) and site.reason.code == "inside-body" else site

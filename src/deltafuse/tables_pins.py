@@ -1,0 +1,24 @@
+"""Axes that were fixed, for people: by the symbol that the inputs have, what only follows as a count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from deltafuse.match import Pinned
+
+
+def pinned_lines(pinned: Sequence[Pinned]) -> Iterator[str]:
+    """One line a symbol of the inputs, then one for axes whose names are known of no input.
+
+    Exporters make up names for axes of outputs that always have one size; nobody chose these.
+    """
+    chosen = {axis.was: None for axis in pinned if axis.kind == "input"}
+    for symbol in chosen:
+        same = [axis for axis in pinned if axis.was == symbol]
+        for size in dict.fromkeys(axis.now for axis in same):
+            where = ", ".join(f"{axis.value}[{axis.axis}]" for axis in same if axis.now == size)
+            yield f"pinned: {'axes without a name' if symbol == '?' else symbol} = {size} in {where}"
+    rest = [axis for axis in pinned if axis.was not in chosen]
+    if rest:
+        values = ", ".join(dict.fromkeys(axis.value for axis in rest))
+        yield f"pinned: {len(rest)} more axes of {values}, whose sizes follow; --json lists each"

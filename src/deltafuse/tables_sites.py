@@ -1,0 +1,146 @@
+"""Sites on a terminal: as a tree by layer, and one site in detail with its rule in its own names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from string import Formatter
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from deltafuse.expression_match import ExpressionMatch
+from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
+from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
+from deltafuse.tables import dims_text, norm_text, status_text, valid_text
+
+_LAYER = re.compile(r"layers?\.\d+")
+#: Stands for a state that is not there.
+_ZERO = "0"
+
+
+def print_tree(report: FuseReport, screen: Console) -> None:
+    """The sites below their layers, why one is refused beneath it."""
+    root = Tree(Text(f"{report.model}: {len(report.sites)} sites", style="bold"))
+    branches: dict[str, Tree] = {}
+    for site in report.sites:
+        found = _LAYER.match(site.name)
+        layer = found.group() if found else ""
+        if layer and layer not in branches:
+            branches[layer] = root.add(Text(layer, style="bold"))
+        leaf = (branches[layer] if layer else root).add(_headline(site, layer))
+        for line in _facts(site):
+            leaf.add(line)
+    screen.print(root)
+
+
+def _headline(site: SiteReport, layer: str) -> Text:
+    rest = site.name[len(layer) :].lstrip(".")
+    rule = site.rule or (site.match.rule if site.match is not None else "")
+    parts = [part for part in (rest if rest != rule else "", rule, site.match.form if site.match else "") if part]
+    line = Text(" ".join(parts) or "site")
+    line.append("  ").append_text(status_text(site))
+    return line.append(f"  {site.nodes} nodes become {site.op}" if site.op else f"  {site.nodes} nodes")
+
+
+def _facts(site: SiteReport) -> Iterator[Text]:
+    match = site.match
+    if isinstance(match, Match):
+        tokens = f", right for {valid_text(match.valid_tokens)} tokens" if match.valid_tokens else ""
+        yield Text(f"{dims_text(match.dims)}, scale {match.scale:.6g}, l2 norm {norm_text(match)}{tokens}", style="dim")
+    elif isinstance(match, ExpressionMatch):
+        yield Text(roles_text(match), style="dim")
+    if site.reason is not None:
+        yield Text(f"{site.reason.code}: {site.reason.what}", style="yellow")
+        if site.reason.fix:
+            yield Text(f"fix: {site.reason.fix}", style="cyan")
+
+
+def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[str, str], screen: Console) -> None:
+    """Everything that is known of some sites.
+
+    Args:
+        report: of all sites.
+        chosen: names of those to show.
+        formulas: rule -> its template.
+        screen: where to print.
+    """
+    for site in report.sites:
+        if site.name in chosen:
+            screen.print(Text(site.name, style="bold"))
+            for line in detail_lines(site, formulas):
+                screen.print(f"  {line}")
+
+
+def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]:
+    """One site in detail, a fact a line."""
+    yield f"status: {status_text(site)}" + (f", {site.nodes} nodes become {site.op}" if site.op else "")
+    if site.match is not None:
+        yield from _known(site.match)
+        text = recurrence_text(site.match, formulas.get(site.match.rule, ""))
+        yield from (f"  {line}" for line in (["in its own names:", *text.splitlines()] if text else []))
+    if site.emitted:
+        yield f"emitted: {', '.join(f'{count} {op}' for op, count in site.emitted.items())}"
+    if site.reason is not None:
+        yield f"{site.reason.code}: {site.reason.what}"
+        yield f"  fix: {site.reason.fix}"
+    yield from (f"note: {note}" for note in site.notes)
+
+
+def _known(match: Match | ExpressionMatch) -> Iterator[str]:
+    yield f"rule: {match.rule}, written as {match.form}"
+    for name, role in _named(match).items():
+        yield f"{name}: {'none' if role is None else _role(role)}"
+    if isinstance(match, Match):
+        yield f"dims: {dims_text(match.dims)}"
+        yield f"scale: {match.scale:.9g}; l2 norm: {norm_text(match)}"
+        valid = match.valid_tokens
+        if valid is not None:
+            ends = f"below: {valid.below or 'nothing found'}; above: {valid.above or 'nothing found'}"
+            yield f"valid tokens: {valid_text(valid)}; {ends}"
+    else:
+        yield from (f"{name}: {number:.9g}" for name, number in match.parameters.items())
+    proof = match.proof
+    emitted = "" if proof.emitted_error is None else f", of what is emitted {proof.emitted_error:.1e}"
+    shared = f", shared with {proof.shared_with}" if proof.shared_with else ""
+    yield f"proof: {proof.draws} draws in {proof.precision}, largest error {proof.max_error:.1e}{emitted}{shared}"
+
+
+def _named(match: Match | ExpressionMatch) -> Mapping[str, Role | None]:
+    if isinstance(match, Match):
+        return {name: getattr(match, name) for name in (*ROLES, *OUTPUTS)}
+    return {**match.roles, **match.outputs}
+
+
+def _role(role: Role) -> str:
+    layout = f" {role.layout}" if role.layout else ""
+    sizes = ", ".join(str(dim(size)) for size in role.shape)
+    return f"{role.name} {DTYPES.get(role.dtype, str(role.dtype))} [{sizes}]{layout}"
+
+
+def recurrence_text(match: Match | ExpressionMatch, template: str) -> str:
+    """A rule with the names of a site in place of the roles; lines that speak of what it does not have are left out.
+
+    Args:
+        match: the site.
+        template: of the pattern's file, "" for none.
+    """
+    names = {name: role.name for name, role in _named(match).items() if role is not None}
+    if isinstance(match, Match):
+        names |= {"state": names.get("state", _ZERO), "scale": f"{match.scale:.6g}"}
+        for name, norm in (("query", match.query_norm), ("key", match.key_norm)):
+            names[name] = _normed(names[name], norm)
+    else:
+        names |= {name: f"{number:.6g}" for name, number in match.parameters.items()}
+        names |= {name: _ZERO for name in ("bias", "past_state") if name not in names}
+    lines = [line for line in template.splitlines() if _fields(line) <= names.keys()]
+    return "\n".join(line.format_map(names) for line in lines)
+
+
+def _normed(name: str, norm: Norm | None) -> str:
+    return name if norm is None else f"l2norm({name})"
+
+
+def _fields(line: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(line) if name}

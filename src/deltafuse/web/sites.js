@@ -1,0 +1,112 @@
+"use strict";
+// A site: one line, and all that is known of it once the line is opened.
+
+function siteLine(line, index, fill) {
+  const part = (text, kind) => (text ? el("span", { class: kind }, text) : null);
+  const summary = el("summary", {},
+    part(line.name, "path"), part(line.status, `status ${line.status}`), part(line.op, "path"),
+    part([line.rule, line.form].filter(Boolean).join(", "), "soft"), part(count(line.nodes, "node"), "soft"),
+    line.reason ? el("code", {}, line.reason) : null);
+  const site = el("details", { class: "site", id: `site-${index}`, ontoggle: () => {
+    if (!site.open || site.dataset.filled) return;
+    site.dataset.filled = "yes";
+    fill(site, index);
+  } }, summary);
+  return site;
+}
+
+/** The sections of one site. */
+function siteInside(site, pictures) {
+  return el("div", { class: "inside" },
+    ...why(site), ...looked(site), ...roles(site), ...rule(site), ...proof(site), ...target(site), ...notes(site), ...drawn(site, pictures));
+}
+
+function why(site) {
+  if (!site.reason) return [];
+  const near = site.status === "near-miss";
+  const parts = [el("h3", {}, near ? "Why not" : "Why it is left"), el("p", {}, el("code", {}, site.reason.code), ` ${site.reason.text}`)];
+  if (site.nearest) parts.push(...nearest(site.nearest, site.reason.code));
+  return [el("div", { class: `why${near ? "" : " refusal"}` }, ...parts)];
+}
+
+/** How far the site is from the rule and from its neighbours. */
+function nearest(found, code) {
+  const [name, , error] = found.differences[0];
+  const said = name === code ? `It is the neighbour ${name} of ${found.rule}, with a difference of ${sci(error)}.`
+    : `No neighbour with the rule's operands fits; the smallest difference is ${sci(error)}.`;
+  return [el("p", {}, `${said} Smallest relative differences over ${count(found.tokens, "token")}, at the best of the likely readings of the inputs:`),
+    table(["compared with", "what it is", "difference"], found.differences.map(([name, text, error]) => [name, text, sci(error)]), [0])];
+}
+
+function looked(site) {
+  return site.looked ? [el("h3", {}, "What was looked at"), table(["", "tensor", "type"], site.looked, [1, 2])] : [];
+}
+
+function roles(site) {
+  if (!site.operands) return [];
+  const row = ([name, role]) => [name, role.value, role.layout ?? "", `[${role.shape.join(", ")}]`, role.dtype];
+  return [el("h3", {}, "Roles"), table(["role", "tensor", "layout", "shape", "type"], [...site.operands, ...site.results].map(row), [1, 2, 3])];
+}
+
+function rule(site) {
+  if (!site.rule) return [];
+  const rows = [["rule", `${site.rule}, written as ${site.form}`]];
+  const dims = site.dims;
+  if (dims) rows.push(["dims", `batch ${dims.batch}, tokens ${dims.tokens}, heads ${dims.key_heads} (key) / ${dims.value_heads} (value), head size ${dims.key_dim} (key) / ${dims.value_dim} (value)`]);
+  if (site.scale !== null) rows.push(["scale", String(site.scale)]);
+  if (site.norms) rows.push(["L2 norm", site.norms.map(([name, kind, eps]) => `${name}: ${kind}, eps ${Number(eps.toPrecision(9))}`).join("; ") || "none"]);
+  const valid = site.valid_tokens;
+  if (valid) {
+    const ends = [valid.below ? `${valid.below} below` : "", valid.above ? `${valid.above} above` : ""].filter(Boolean);
+    rows.push(["valid tokens", `${valid.proven.join(" to ")}${ends.length ? `; ${ends.join(", ")}` : ""}; tried ${valid.tried.join(", ")}`]);
+  }
+  if (site.parameters) rows.push(["parameters", Object.entries(site.parameters).map(([name, value]) => `${name} = ${value}`).join(", ") || "none"]);
+  return [el("h3", {}, "Rule"), facts(rows)];
+}
+
+function proof(site) {
+  if (!site.proof) return [];
+  const shared = site.proof.shared_with;
+  return [el("h3", {}, "Proof"), facts([
+    ["equal to the rule", `${sci(site.proof.max_error)} relative, in ${site.proof.precision}, over ${count(site.proof.draws, "draw")}`],
+    ["what is written", site.proof.emitted_error === null ? "not proven: nothing is to be written" : `${sci(site.proof.emitted_error)} relative, against the nodes it replaces`],
+    ...(shared ? [["shared with", `${shared}: equal up to names`]] : []),
+  ])];
+}
+
+function target(site) {
+  const emitted = site.emitted;
+  if (!emitted) return [];
+  if (!emitted.node) return [el("h3", {}, "Target node"), el("p", {}, emitted.nodes ? `${emitted.op}, ${count(emitted.nodes, "node")}` : "nothing: readers read what was copied")];
+  const ports = [...emitted.inputs.map((port) => ["input", ...port]), ...emitted.outputs.map((port) => ["output", ...port])]
+    .map(([kind, port, name, type]) => [kind, port, name || "(absent)", type]);
+  return [el("h3", {}, "Target node"),
+    facts([["node", el("span", { class: "path" }, emitted.node)], ["operator", `${emitted.type} (${emitted.domain})`], ["nodes", `${emitted.nodes} with what is around it`]]),
+    table(["", "port", "tensor", "type"], ports, [2, 3]),
+    emitted.attributes.length ? table(["attribute", "value"], emitted.attributes, [0, 1]) : null,
+    emitted.casts.length ? table(["cast", "to", "gives"], emitted.casts.map(([from, to, type]) => [from, type, to]), [0, 2]) : el("p", { class: "soft" }, "No casts."),
+    site.pins.length ? table(["pinned tensor", "axis", "size"], site.pins.map((pin) => pin.map(String)), [0]) : null,
+  ].filter(Boolean);
+}
+
+function notes(site) {
+  return site.notes.length ? [el("h3", {}, "Notes"), ...site.notes.map((note) => el("p", {}, note))] : [];
+}
+
+function drawn(site, pictures) {
+  const views = [["Before", site.before], ["After", site.after]].filter(([, use]) => use);
+  if (!views.length) return [];
+  return [el("h3", {}, "Graph"), ...views.flatMap(([title, use]) => {
+    const picture = pictures[use.picture];
+    const said = use.foreign ? [el("p", { class: "soft" }, `Names are those of ${picture.site}, whose graph is the same.`)] : [];
+    return [...said, pictureView(`${title} (${site.name})`, picture, namesFor(picture, use))];
+  })];
+}
+
+/** What the nodes of a picture are called in one of the sites that look like it. */
+function namesFor(picture, use) {
+  if (use.foreign) return picture.names;
+  const [from, to] = use.swap ?? ["", ""];
+  const pattern = from ? new RegExp(`${from.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}(?!\\d)`, "g") : null;
+  return picture.names.map((name, i) => use.names?.[i] ?? (pattern ? name.replace(pattern, () => to) : name));
+}

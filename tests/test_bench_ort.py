@@ -1,0 +1,67 @@
+"""The script that measures fused against unfused graphs, on tiny ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bench_ort
+
+SCRIPT = Path(bench_ort.__file__)
+TINY = {
+    "hidden": 32, "vocab": 64, "key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 16, "heads": 2,
+    "kv_heads": 1, "head_dim": 32, "intermediate": 48,
+}  # fmt: skip
+
+
+def bench(keep: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--dims", json.dumps(TINY), "--keep", str(keep), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def keep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+def test_a_step_and_a_prefill_beyond_one_chunk_are_measured(keep: Path) -> None:
+    options = ("--parts", "layer", "--tokens", "1", "70", "--runs", "2", "--threads", "1", "--layers", "3")
+    done = bench(keep, *options, "--load-runs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["threads"], result["runs"], result["faults"]) == (1, 2, [])
+    assert [(row["part"], row["tokens"]) for row in result["rows"]] == [("layer", 1), ("layer", 70)]
+    for row in result["rows"]:
+        assert row["ratio"] == pytest.approx(row["unfused_ms"] / row["fused_ms"], rel=0.02, abs=0.01)
+        assert 0 < row["fused_error"] < 1e-4
+        assert 0 < row["unfused_error"] < 1e-4
+    assert result["load"]["layers"] == 3
+    assert result["load"]["unfused_seconds"] > result["load"]["fused_seconds"] > 0
+
+
+def test_what_is_kept_is_not_made_again_and_a_wrong_one_is_told(keep: Path) -> None:
+    folder = keep / "layer-1"
+    made = (folder / "model.onnx").stat().st_mtime_ns
+    arrays = dict(np.load(folder / "model.npz"))
+    np.savez(folder / "model.npz", **arrays | {"out_out": arrays["out_out"] + 1})
+    done = bench(keep, "--parts", "layer", "--tokens", "1", "--runs", "1", "--layers", "0")
+    assert done.returncode == 1, done.stderr
+    assert (folder / "model.onnx").stat().st_mtime_ns == made
+    lines = done.stdout.splitlines()
+    assert "2 threads, median of 1 runs" in lines[0]
+    assert lines[2].split()[:2] == ["layer", "1"]
+    assert lines[3].startswith("layer at 1 tokens: unfused is ")
+
+
+def test_where_fused_is_slower_is_said() -> None:
+    row = {"part": "rule", "tokens": 1, "unfused_ms": 1.0, "fused_ms": 2.0, "ratio": 0.5}
+    faster = row | {"tokens": 32, "unfused_ms": 4.0, "ratio": 2.0}
+    about = {"onnxruntime": "1", "threads": 2, "runs": 3, "rows": [row, faster], "faults": []}
+    _, _, slow, quick = bench_ort.lines_of(about)
+    assert slow.endswith("fused is slower")
+    assert not quick.endswith("fused is slower")

@@ -1,0 +1,403 @@
+"""What the page of ``fuse --html`` and ``fuse inspect --html`` holds, before a browser makes anything of it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import deltafuse
+from deltafuse import pipeline
+from deltafuse.adjusting import Adjustments
+from deltafuse.classes import classify
+from deltafuse.demo import MODELS
+from deltafuse.drafting import Draft
+from deltafuse.evidence import Evidence
+from deltafuse.html_base import asset, embedded_json, packed
+from deltafuse.html_fuse import LAYOUT, page
+from deltafuse.layer_map import Layer, layer_map
+from deltafuse.match import SiteReport
+from deltafuse.options import FuseOptions, SilentProgress
+from deltafuse.page_pictures import Pictures
+from deltafuse.page_summary import bars, counts
+from deltafuse.picture import DRAWN, Part, draw
+from deltafuse.reasons import Reason
+from deltafuse.shapes import Shapes
+from deltafuse.wire import scan
+from exports import export
+from test_html import Checker
+
+PREFILL, DECODE = MODELS / "prefill.onnx", MODELS / "decode.onnx"
+ROOT = Path(__file__).parents[1]
+STYLE = (ROOT / "src/deltafuse/templates/style.css").read_text()
+
+
+def held(path: Path, name: str) -> str:
+    """What a script element of a page holds."""
+    (text,) = re.findall(rf'<script type="[a-z/]+" id="{name}">(.*?)</script>', path.read_text())
+    return text
+
+
+def data(path: Path) -> tuple[list, list, list]:
+    """Lines, sites and pictures of a page."""
+    more = json.loads(gzip.decompress(base64.b64decode(held(path, "details"))))
+    return json.loads(held(path, "lines")), more["sites"], more["pictures"]
+
+
+def evidence(model: onnx.ModelProto, tmp_path: Path) -> Evidence:
+    """What a run that found nothing knows of a model."""
+    onnx.save(model, tmp_path / "model.onnx")
+    scanned = scan(tmp_path / "model.onnx")
+    return Evidence(scanned, scanned, classify(scanned), Shapes(scanned), {}, Draft((), (), Adjustments()))
+
+
+@pytest.fixture(scope="module")
+def prefill(tmp_path_factory):
+    """The page of the demo's prefill, and the report it is of."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    report = pipeline.inspect(FuseOptions(PREFILL, html=path), SilentProgress())
+    return path, report
+
+
+# The page as a whole.
+
+
+def test_a_page_is_whole_and_needs_nothing_else(prefill):
+    path, report = prefill
+    text = path.read_text()
+    assert report.notes[-1] == f"the page is {path}"
+    body = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    words = "".join(Checker(re.sub(r"<(meta|link|input)[^>]*>", "", body)).text)
+    assert "3 match" in words
+    assert "nothing was written" in words
+    assert re.findall(r"https?://|@import|url\(|<script[^>]*src|<img|<iframe", body) == []
+    assert "default-src 'none'" in text
+    own = [asset(name).decode() for name in ("elements.js", "layout.js", "page.js", "picture.js", "sites.js")]
+    assert not any("https:" in script or "innerHTML" in script or "eval(" in script for script in own)
+    assert "8,808 before, 1,259 after" in words
+    assert "float32: 44 of 231 kB" in words
+
+
+def test_the_layouter_is_the_published_file_and_its_licences_are_told():
+    code = gzip.decompress(asset(LAYOUT))
+    notice = (ROOT / "NOTICE").read_text()
+    assert hashlib.sha256(code).hexdigest() in notice
+    assert LAYOUT in notice
+    for text in ("Eclipse Public License - v 1.0", "Permission is hereby granted, free of", "Expat", "graphviz.org"):
+        assert text in notice
+
+
+def test_a_site_is_told_in_full(prefill):
+    path, report = prefill
+    lines, sites, _ = data(path)
+    assert [(line["name"], line["status"], line["op"], line["reason"]) for line in lines] == [
+        (f"layers.{n}", "match", "ChunkGatedDeltaRule", "") for n in (0, 1, 2)
+    ]
+    first = sites[0]
+    match = report.sites[0].match
+    roles = dict(first["operands"])
+    assert roles["query"] == {
+        "value": match.query.name, "shape": ["batch", "seq_len", 32], "dtype": "float32", "layout": "BT(HD)",
+    }  # fmt: skip
+    assert [name for name, _ in first["results"]] == ["out", "final_state"]
+    assert first["norms"] == [["query", "rsqrt", match.query_norm.eps], ["key", "rsqrt", match.key_norm.eps]]
+    assert first["proof"]["draws"] == match.proof.draws
+    assert 0 < first["proof"]["emitted_error"] < 1e-12
+    assert [match.query.name, 0, 1] in first["pins"]
+    emitted = first["emitted"]
+    assert (emitted["op"], emitted["type"]) == ("ChunkGatedDeltaRule", "Custom, type ChunkGatedDeltaRule")
+    assert dict(emitted["attributes"])["scale_value"] == "0.25"
+    ports = {port: text for port, _, text in emitted["inputs"]}
+    assert ports["query"] == "float16 [?, 2, 16]"
+    assert ports["initial_state"] == "float16 [1, 4, 16, 16]"
+    assert [port for port, _, _ in emitted["outputs"]] == ["out", "final_state"]
+    assert {to for _, _, to in emitted["casts"]} == {"float16", "float32", "int32"}
+
+
+def test_equal_sites_share_their_pictures_under_their_own_names(prefill):
+    path, _ = prefill
+    _, sites, pictures = data(path)
+    # The first layer reads sizes that the others share with it; the other two are the same.
+    assert [site["before"]["picture"] for site in sites] == [0, 2, 2]
+    assert [site["after"]["picture"] for site in sites] == [1, 1, 1]
+    assert len(pictures) == 3
+    assert sites[1]["before"] == {"picture": 2}
+    assert sites[2]["before"]["swap"] == ["layers.1", "layers.2"]
+    graph = scan(PREFILL).graph
+    nodes = Counter((graph.op[node], graph.label(node)) for node in range(len(graph.op)))
+    for site in sites:
+        picture = pictures[site["before"]["picture"]]
+        names = names_of(picture, site["before"])
+        shown = Counter(zip((picture["table"][op] for op in picture["ops"]), names, strict=True))
+        assert shown <= nodes
+        assert any(site["name"] in name for name in names)
+    emitted = names_of(pictures[1], sites[2]["after"])
+    assert "layers.2/gated_delta_rule/ChunkGatedDeltaRule" in emitted
+    assert all(name.startswith("layers.2/") for name in emitted)
+
+
+def names_of(picture: dict, use: dict) -> list[str]:
+    """As the page's own script does it."""
+    first, site = use.get("swap", ("", ""))
+    pattern = re.compile(re.escape(first) + r"(?!\d)")
+    swapped = [pattern.sub(site, name) if first else name for name in picture["names"]]
+    return [use.get("names", {}).get(str(i), name) for i, name in enumerate(swapped)]
+
+
+def test_the_bars_count_what_is_there_and_what_will_be(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("deltafuse.html_fuse.write_page", lambda *given: seen.append(given))
+    fused = tmp_path / "fused.onnx"
+    report = pipeline.fuse(FuseOptions(DECODE, fused, html=tmp_path / "page.html"), SilentProgress())
+    ((_, _, known),) = seen
+    before, after = counts(known)
+    assert sum(before.values()) == report.nodes_before
+    assert sum(after.values()) == report.nodes_after
+    written = Counter(node.op_type for node in onnx.load(fused).graph.node)
+    assert after["RecurrentGatedDeltaRule"] == written.pop("Custom") == 3
+    assert dict(written) == {op: n for op, n in after.items() if op != "RecurrentGatedDeltaRule"}
+    shown = bars(known)
+    assert sum(bar.after for bar in shown) == report.nodes_after
+    assert "RecurrentGatedDeltaRule" in [bar.op for bar in shown]
+
+
+# The commands.
+
+
+def test_fuse_writes_the_page_of_what_it_did(fuse, tmp_path):
+    done = fuse(DECODE, "-o", tmp_path / "fused.onnx", "--html", tmp_path / "page.html", "--json")
+    assert done.exit == 0
+    text = (tmp_path / "page.html").read_text()
+    assert f'written to <span class="path">{tmp_path / "fused.onnx"}</span>' in text
+    assert {line["status"] for line in data(tmp_path / "page.html")[0]} == {"fused"}
+    assert f"the page is {tmp_path / 'page.html'}" in done.document["notes"]
+
+
+def test_a_dry_run_writes_the_page_alone(fuse, tmp_path):
+    assert fuse(DECODE, "--dry-run", "--html", tmp_path / "page.html").exit == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert "nothing was written" in (tmp_path / "page.html").read_text()
+
+
+def test_a_near_miss_has_its_page_and_the_closest_neighbours(fuse, tmp_path):
+    done = fuse(export("nm_stale_read").path, "-o", tmp_path / "o.onnx", "--html", tmp_path / "page.html")
+    assert done.exit == 3
+    (line,), (site,), (picture,) = data(tmp_path / "page.html")
+    assert (line["status"], line["reason"]) == ("near-miss", "read-before-update")
+    name, text, error = site["nearest"]["differences"][0]
+    assert (name, error < 1e-12) == ("read-before-update", True)
+    assert text == "the output reads the state before it is updated"
+    rule = next(error for name, _, error in site["nearest"]["differences"] if name == "gated_delta_rule")
+    assert rule > 0.01
+    assert "input 1" in [row[0] for row in site["looked"]]
+    assert site["before"] == {"picture": 0}
+    assert "input 1" in [box[0] for box in picture["boxes"]]
+
+
+def test_what_fits_no_neighbour_is_measured_too():
+    (site,) = deltafuse.inspect(export("nm_chunk_decay_sign").path).sites
+    assert site.reason.code == "not-the-rule"
+    errors = [error for _, error in site.reason.nearest.differences]
+    assert errors == sorted(errors)
+    assert errors[0] > 0.01
+    assert site.reason.nearest.tokens == 12
+
+
+def test_a_page_is_not_written_over_a_model(fuse, tmp_path):
+    model = tmp_path / "model.onnx"
+    model.write_bytes(DECODE.read_bytes())
+    for arguments in (["inspect", model], [model, "-o", tmp_path / "o.onnx"]):
+        done = fuse(*arguments, "--html", model, "--json")
+        assert (done.exit, done.document["error"]["code"]) == (1, "output-is-input")
+    done = fuse(model, "-o", tmp_path / "o.onnx", "--html", tmp_path / "o.onnx", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "output-is-input")
+    done = fuse("inspect", model, "--html", tmp_path / "none" / "page.html", "--json")
+    assert done.document["error"]["code"] == "output-folder-missing"
+    assert model.read_bytes() == DECODE.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_page_is_of_one_model(fuse, tmp_path):
+    for arguments in (["inspect", MODELS], [MODELS, "-o", tmp_path / "out"]):
+        done = fuse(*arguments, "--html", tmp_path / "page.html", "--json")
+        assert (done.exit, done.document["error"]["code"]) == (1, "usage")
+        assert "--html is of one model" in done.document["error"]["text"]
+
+
+def test_tables_and_a_page_can_be_asked_for_together(fuse, tmp_path):
+    assert fuse("inspect", DECODE, "--op", "Conv", "--html", tmp_path / "page.html").exit == 0
+    assert len(data(tmp_path / "page.html")[0]) == 3
+
+
+@pytest.mark.parametrize("target", ["ascend-a2", "ort", "onnx"])
+def test_every_target_has_its_node_on_the_page(target, tmp_path):
+    deltafuse.inspect(DECODE, target=target, html=tmp_path / "page.html")
+    lines, sites, _ = data(tmp_path / "page.html")
+    for line, site in zip(lines, sites, strict=True):
+        emitted = site["emitted"]
+        assert line["op"] in emitted["type"]
+        assert all(text for _, name, text in emitted["inputs"] + emitted["outputs"] if name), emitted
+        assert site["after"] is not None
+
+
+# Names that mean harm.
+
+
+def test_texts_of_a_model_cannot_end_a_script():
+    evil = "</script><script>alert(1)</script><!--"
+    text = embedded_json([evil])
+    assert "<" not in text
+    assert json.loads(text) == [evil]
+    assert json.loads(gzip.decompress(base64.b64decode(packed({"a": evil})))) == {"a": evil}
+
+
+def test_names_of_a_model_cannot_break_the_page(prefill, tmp_path):
+    evil = '"><script>alert("x")</script>'
+    node = helper.make_node("Softmax", ["a"], [evil], name=evil)
+    graph = helper.make_graph(
+        [node, helper.make_node("MatMul", [evil, "b"], ["c"])], "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [evil, evil]) for name in ("a", "b")],
+        [helper.make_tensor_value_info("c", TensorProto.FLOAT, [evil, evil])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    report = prefill[1]
+    site = SiteReport(evil, "near-miss", None, None, Reason("no-output"), (evil,), 1)
+    text = page(deltafuse.FuseReport(evil, None, evil, 1, 1, (site,), (), (evil,), {}, 3), evidence(model, tmp_path))
+    assert report.exit == 0
+    assert "<script>alert" not in text
+    assert "full attention" in text
+
+
+# What is drawn.
+
+
+def rows(count: int) -> list[Part]:
+    """A recurrence unrolled: each row is cut out, scaled, and added to the row before."""
+    parts = [Part("query", (), ("q",), "operand")]
+    for row in range(count):
+        parts.append(Part("Slice", ("q",), (f"s{row}",)))
+        parts.append(Part("Mul", (f"s{row}", f"s{row}"), (f"m{row}",)))
+        parts.append(Part("Add", (f"m{row}", f"a{row - 1}" if row else "q"), (f"a{row}",)))
+    return [*parts, Part("out", (f"a{count - 1}",), (), "result")]
+
+
+@pytest.mark.parametrize("count", [1, 3, 64, 3000])
+def test_however_many_rows_few_boxes_are_drawn(count):
+    parts = rows(count)
+    picture = draw(parts)
+    assert len(picture.boxes) <= DRAWN
+    assert sum(number for _, _, number in picture.boxes) == len(parts)
+    assert Counter(picture.box_of) == {box: number for box, (_, _, number) in enumerate(picture.boxes)}
+    assert [picture.boxes[picture.box_of[i]][0] for i in range(len(parts))] == [part.op for part in parts]
+    wires = 4 * count + count + 1
+    assert sum(number for _, _, number in picture.edges) == wires
+
+
+def test_small_graphs_are_drawn_node_by_node():
+    picture = draw(rows(3))
+    assert {number for _, _, number in picture.boxes} == {1}
+    assert len(picture.boxes) == 11
+
+
+def test_operands_and_results_are_boxes_of_their_own():
+    picture = draw(rows(3000))
+    kinds = Counter(kind for _, kind, _ in picture.boxes)
+    assert (kinds["operand"], kinds["result"]) == (1, 1)
+
+
+def test_more_kinds_of_operators_than_boxes_become_one_box():
+    parts = [Part(f"Op{i}", (), (i,)) for i in range(400)] + [Part("in", (), ("x",), "operand")]
+    picture = draw(parts, 20)
+    assert len(picture.boxes) == 20
+    assert ("other operators", "node", 382) in picture.boxes
+    assert ("in", "operand", 1) in picture.boxes
+
+
+def test_a_page_has_room_for_so_many_names(monkeypatch, tmp_path):
+    monkeypatch.setattr("deltafuse.page_pictures._ROOM", 100)
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2] a) => (float[2] c) { b = Exp(a) c = Exp(b) d = Exp(a) e = Exp(d) }"""
+    known = evidence(onnx.parser.parse_model(text), tmp_path)
+    pictures = Pictures(known)
+    value = known.model.graph.find
+    for site, nodes, result in (("one", (0, 1), "c"), ("two", (2, 3), "e")):
+        use = pictures.before(site, nodes, {"x": value("a")}, {"y": value(result)})
+    assert use == {"picture": 0, "names": {0: "d", 1: "e"}}
+    monkeypatch.setattr("deltafuse.page_pictures._ROOM", 1)
+    assert pictures.before("three", (2, 3), {"x": value("a")}, {"y": value("e")}) == {"picture": 0, "foreign": True}
+
+
+# Layers.
+
+
+def test_layers_are_told_apart_and_in_order(tmp_path):
+    report = deltafuse.inspect(export("full_prefill_ts17").path, html=tmp_path / "page.html")
+    entry = r'<li class="([a-z-]+)".*?<span class="path">(?:<a href="#site-\d+">)?([\w.]+)'
+    found = re.findall(entry, (tmp_path / "page.html").read_text())
+    linear = [name for kind, name in found if kind == "linear"]
+    assert linear == [site.name for site in report.sites]
+    numbers = [int(name.rpartition(".")[2]) for _, name in found]
+    assert numbers == list(range(len(numbers)))
+    assert "full" in [kind for kind, _ in found]
+
+
+def test_without_scopes_layers_are_the_sites_and_the_softmaxes(tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1, 4, 4] q, float[1, 4, 4] v, float[4, 4] router) => (float[1, 4, 4] o, float[1, 4, 4] r) {
+      s = MatMul(q, v)  p = Softmax(s)  h = Cast<to = 1>(p)  o = MatMul(h, v)  z = MatMul(q, router)  r = Softmax(z)
+    }"""
+    assert layer_map(evidence(onnx.parser.parse_model(text), tmp_path), ()) == (Layer("p", "full", what="Softmax p"),)
+
+
+def test_a_numbered_layer_in_which_nothing_is_seen_has_its_place(tmp_path):
+    nodes = [
+        helper.make_node("Attention", ["q", "q", "q"], [f"/layers.{n}/attn"], name=f"/layers.{n}/Attention")
+        for n in (0, 2)
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 4]) for name in ("q", "/layers.2/attn")]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    found = layer_map(evidence(model, tmp_path), ())
+    assert [(layer.name, layer.kind) for layer in found] == [
+        ("layers.0", "full"), ("layers.1", "none"), ("layers.2", "full"),
+    ]  # fmt: skip
+
+
+def test_what_was_fused_before_is_in_the_map(tmp_path):
+    deltafuse.fuse(DECODE, tmp_path / "fused.onnx")
+    report = deltafuse.inspect(tmp_path / "fused.onnx", html=tmp_path / "page.html")
+    assert report.exit == 3
+    assert (tmp_path / "page.html").read_text().count('<li class="layer-fused"') == 3
+
+
+# Colours.
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_contrast_is_enough_in_light_and_dark(scheme):
+    colours = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", STYLE.split("@media")[scheme]))
+    for ground in ("ground", "raised"):
+        for text in ("text", "soft", "good", "bad", "near", "first", "second"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+        assert contrast(colours["stroke"], colours[ground]) >= 3, ground
+    assert contrast(colours["text"], colours["tint"]) >= 4.5
+    assert contrast(colours["first"], colours["tint"]) >= 3

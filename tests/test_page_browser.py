@@ -1,0 +1,260 @@
+"""The page in a real browser: it opens, is searched and expanded, lays pictures out, and asks the network for nothing.
+
+These tests need a Chromium and are left out unless ``-m browser`` asks for them; without a Chromium they fail then.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import deltafuse
+from browser import browser
+from deltafuse import pipeline
+from deltafuse.demo import MODELS
+from deltafuse.html_fuse import page
+from deltafuse.match import FuseReport, SiteReport
+from deltafuse.options import FuseOptions, SilentProgress
+from deltafuse.picture import DRAWN
+from deltafuse.reasons import Reason
+from exports import export
+from test_page import evidence
+
+pytestmark = pytest.mark.browser
+
+#: What a page must be ready within, however many sites it has.
+SECONDS = 3
+PICTURE = "document.querySelectorAll('.picture')"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(chromium):
+    """A tab that must not have had anything to complain of, nor asked for anything but files and what they hold."""
+    chromium.errors.clear()
+    chromium.requests.clear()
+    yield chromium
+    chromium.dark(False)
+    assert chromium.errors == []
+    assert [url for url in chromium.requests if not url.startswith(("file:///", "blob:null/", "data:"))] == []
+
+
+@pytest.fixture(scope="module")
+def prefill(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    deltafuse.inspect(MODELS / "prefill.onnx", html=path)
+    return path
+
+
+def expand(tab, site: int = 0) -> None:
+    tab.run(f"document.getElementById('site-{site}').open = true")
+    tab.wait(f"document.querySelector('#site-{site} .inside')")
+
+
+def lay_out(tab, number: int = 0) -> None:
+    tab.run(f"{PICTURE}[{number}].open = true")
+    tab.wait(f"{PICTURE}[{number}].querySelector('.pane svg, .pane .bad')")
+
+
+def type_into(tab, selector: str, text: str) -> None:
+    tab.run(f"document.querySelector({selector!r}).focus()")
+    tab.run(f"document.querySelector({selector!r}).select()")
+    tab.send("Input.insertText", text=text)
+
+
+def shown(tab) -> list[str]:
+    """Names of the sites in the list."""
+    return tab.run(
+        "[...document.querySelectorAll('.site:not([hidden]) summary > .path:first-child')].map(e => e.textContent)"
+    )
+
+
+def view(tab) -> list[float]:
+    """What is seen of the first picture: left, top, width, height."""
+    return [float(x) for x in tab.run("document.querySelector('.pane svg').getAttribute('viewBox')").split()]
+
+
+def test_a_site_is_made_when_it_is_opened_and_its_pictures_then(tab, prefill):
+    tab.open(prefill)
+    assert tab.run("document.querySelectorAll('.site').length") == 3
+    assert tab.run("document.querySelectorAll('.site .inside, .picture').length") == 0
+    expand(tab)
+    assert tab.run("document.querySelectorAll('.pane svg').length") == 0
+    text = tab.run("document.querySelector('#site-0').textContent")
+    for word in ("Split_output_0", "BT(HD)", "17 to 32; fails below, wrong above", "float64, over 5 draws",
+                 "Custom, type ChunkGatedDeltaRule", "initial_state", "float16 [1, 4, 16, 16]"):  # fmt: skip
+        assert word in text
+    for number in (0, 1):
+        lay_out(tab, number)
+        boxes = tab.run(f"{PICTURE}[{number}].querySelectorAll('svg .node').length")
+        told = tab.run(f"{PICTURE}[{number}].querySelector('summary').textContent")
+        assert f"in {boxes} boxes" in told
+        assert 10 < boxes <= DRAWN
+    assert tab.run(f"{PICTURE}[1].querySelectorAll('.target').length") == 1
+    # Boxes that stand for more nodes than one say so.
+    assert re.search("\u00d7[0-9]+", tab.run(f"{PICTURE}[0].querySelector('svg').textContent"))
+
+
+def test_sites_are_found_by_words_and_by_status(tab, prefill):
+    tab.open(prefill)
+    assert shown(tab) == ["layers.0", "layers.1", "layers.2"]
+    type_into(tab, "#filter", "chunk layers.1")
+    assert shown(tab) == ["layers.1"]
+    assert tab.run("document.getElementById('found').textContent") == "1 of 3 sites"
+    type_into(tab, "#filter", "nothing of that name")
+    assert shown(tab) == []
+
+
+def test_a_picture_is_searched_moved_and_zoomed(tab, prefill):
+    tab.open(prefill)
+    expand(tab)
+    lay_out(tab)
+    assert tab.run("document.querySelectorAll('.nodes')[0].children.length") == 100
+    type_into(tab, ".picture input", "trilu")
+    found = tab.run("[...document.querySelectorAll('.nodes')[0].querySelectorAll('button')].map(b => b.textContent)")
+    assert found
+    assert all(text.startswith("Trilu") for text in found)
+    assert tab.run("[...document.querySelectorAll('.hit text')].every(e => e.textContent.startsWith('Trilu'))")
+    tab.run("document.querySelector('.nodes button').click()")
+    assert tab.run("document.querySelectorAll('.pane .chosen').length") == 1
+    assert tab.run("document.querySelector('.told').textContent").startswith("Trilu")
+    tab.run("document.querySelector('.pane').focus()")
+    before = view(tab)
+    tab.press("ArrowDown")
+    moved = view(tab)
+    assert moved[1] > before[1]
+    assert moved[2:] == before[2:]
+    tab.press("+")
+    assert view(tab)[2] < moved[2]
+    tab.run("document.querySelector('button[aria-label=fit]').click()")
+    size = tab.run(
+        "(() => { const b = document.querySelector('.pane .graph').getBBox(); return [b.width, b.height]; })()"
+    )
+    assert view(tab)[2] >= size[0]
+    assert view(tab)[3] >= size[1]
+
+
+def test_all_is_reached_by_keys_and_the_focus_is_seen(tab, prefill):
+    tab.open(prefill)
+    tab.run("document.getElementById('filter').focus()")
+    tab.press("Tab")
+    assert tab.run("document.activeElement.id") == "status"
+    tab.press("Tab")
+    assert tab.run("document.activeElement.parentNode.id") == "site-0"
+    assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.press("Enter")
+    tab.wait("document.querySelector('#site-0 .inside')")
+    tab.press("Tab")
+    assert tab.run("document.activeElement.parentNode.className") == "picture"
+    tab.press("Enter")
+    tab.wait("document.querySelector('.pane svg')")
+    reached = []
+    for _ in range(5):
+        tab.press("Tab")
+        reached.append(tab.run("document.activeElement.getAttribute('aria-label')"))
+    assert reached[1:4] == ["zoom in", "zoom out", "fit"]
+    assert reached[4].endswith("arrow keys move, + and - zoom, 0 fits")
+
+
+def test_links_of_the_layer_map_open_their_site(tab, prefill):
+    tab.open(prefill)
+    tab.run("[...document.querySelectorAll('.layers a')].find(a => a.textContent === 'layers.2').click()")
+    tab.wait("document.querySelector('#site-2 .inside')")
+    assert tab.run("document.activeElement.parentNode.id") == "site-2"
+    tab.open(prefill, "#site-1")
+    tab.wait("document.querySelector('#site-1 .inside')")
+
+
+def test_the_page_follows_the_scheme(tab, prefill):
+    grounds = []
+    for dark in (False, True):
+        tab.dark(dark)
+        tab.open(prefill)
+        grounds.append(tab.run("getComputedStyle(document.body).backgroundColor"))
+    assert grounds == ["rgb(255, 255, 255)", "rgb(20, 24, 28)"]
+    expand(tab)
+    lay_out(tab, 1)
+    fill = tab.run("getComputedStyle(document.querySelector('.target path')).fill")
+    assert fill == "rgb(28, 49, 72)"
+
+
+def test_a_near_miss_says_what_it_is_close_to(tab, tmp_path):
+    deltafuse.inspect(export("nm_stale_read").path, html=tmp_path / "page.html")
+    tab.open(tmp_path / "page.html")
+    expand(tab)
+    text = tab.run("document.querySelector('.why').textContent")
+    assert "It is the neighbour read-before-update of gated_delta_rule" in text
+    assert "the rule itself" in text
+    lay_out(tab)
+    assert "input 1" in tab.run("document.querySelector('.pane svg').textContent")
+
+
+def test_where_nothing_can_be_laid_out_the_nodes_are_listed(tab, prefill):
+    tab.open(prefill)
+    tab.run("window.Worker = class { constructor() { throw new Error('no workers here'); } }; 1")
+    expand(tab)
+    lay_out(tab)
+    assert "no workers here" in tab.run("document.querySelector('.pane .bad').textContent")
+    assert tab.run("document.querySelectorAll('.nodes button').length") == 100
+
+
+def test_a_thousand_sites_open_at_once_and_are_small(tab, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("deltafuse.html_fuse.write_page", lambda *given: seen.append(given))
+    pipeline.inspect(FuseOptions(MODELS / "decode.onnx", html=tmp_path / "page.html"), SilentProgress())
+    ((_, report, known),) = seen
+    sites = tuple(replace(report.sites[n % 3], name=f"layers.{n}") for n in range(1000))
+    text = page(replace(report, sites=sites), known)
+    path = tmp_path / "page.html"
+    path.write_text(text)
+    assert path.stat().st_size < 5_000_000
+    assert tab.open(path) < SECONDS
+    assert tab.run("document.querySelectorAll('.site').length") == 1000
+    assert tab.run("document.querySelectorAll('.site .inside').length") == 0
+    type_into(tab, "#filter", "layers.998")
+    assert shown(tab) == ["layers.998"]
+    expand(tab, 998)
+    lay_out(tab)
+    assert tab.run("document.querySelectorAll('.pane svg .node').length") > 10
+
+
+def test_names_that_mean_harm_do_none(tab, tmp_path):
+    evil = '"];</script><script>window.harm = 1</script><img src=x onerror="window.harm = 1">\\'
+    nodes = [
+        helper.make_node("Exp", ["x"], ["y"], name=evil),
+        helper.make_node(evil, ["y"], [evil], domain='a"b\\'),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", evil)]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid('a"b\\', 1)]
+    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:]), opset_imports=imports)
+    assert onnx.ModelProto.FromString(model.SerializeToString()) == model
+    known = evidence(model, tmp_path)
+    graph = known.model.graph
+    known.candidates[evil] = _Looked((graph.find("x"),), (0,), (0, 1), (graph.find(evil),))
+    site = SiteReport(evil, "near-miss", None, None, Reason("no-output"), (evil,), 2)
+    path = tmp_path / "page.html"
+    path.write_text(page(FuseReport(evil, None, evil, 2, 2, (site,), (), (evil,), {}, 3), known))
+    tab.open(path)
+    assert shown(tab) == [evil]
+    expand(tab)
+    lay_out(tab)
+    assert tab.run("document.querySelectorAll('.pane svg .node').length") == 4
+    assert tab.run("[...document.querySelectorAll('.nodes button')][0].textContent").endswith(evil)
+    tab.run("document.querySelector('.nodes button').click()")
+    assert tab.run("window.harm") is None
+
+
+class _Looked:
+    """What the page reads of a candidate."""
+
+    def __init__(self, roots, core, nodes, frontier) -> None:
+        self.roots, self.core, self.nodes, self.frontier = roots, core, nodes, frontier

@@ -1,0 +1,258 @@
+"""What newcomers stumble over: each message says what is meant and what to do."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import graphs
+from conftest import Outcome
+from deltafuse import parsers
+from deltafuse.errors import UserError
+from deltafuse.file_kinds import looks_like
+from deltafuse.limits import left, within
+from deltafuse.match import Pinned
+from deltafuse.tables_pins import pinned_lines
+from deltafuse.targets.listing import MARKS
+from exports import export
+
+Fuse = Callable[..., Outcome]
+DECODE, PREFILL, BATCHES = (export(name).path for name in ("full_decode_ts17", "full_prefill_ts17", "rec_ts17_dynB"))
+
+
+# Sites that are left out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "note"),
+    [
+        ("--sites", "layers.0", "left out: not among --sites"),
+        ("--skip-sites", "layers.[12]", "left out: named by --skip-sites"),
+    ],
+)
+def test_a_site_that_is_left_out_says_so(fuse: Fuse, option: str, value: str, note: str) -> None:
+    sites = fuse("inspect", DECODE, option, value, "--json").document["sites"]
+    assert [site["status"] for site in sites] == ["match"] * 3
+    assert [site["status_note"] for site in sites] == [None, note, note]
+    shown = fuse("inspect", DECODE, option, value).out
+    assert shown.count("left out  gated_delta_rule") == 2
+    assert note in shown
+    assert shown.splitlines()[-1].startswith("1 match, 2 left out; nothing written")
+
+
+def test_a_form_leaves_out_too(fuse: Fuse) -> None:
+    done = fuse("inspect", DECODE, "--form", "chunk", "--json")
+    notes = {site["status_note"] for site in done.document["sites"]}
+    assert notes == {"left out: not written in the form that --form asks for"}
+
+
+def test_sites_of_a_layer_go_by_its_name(fuse: Fuse, tmp_path: Path) -> None:
+    names = [site["name"] for site in fuse("inspect", DECODE, "--target", "ort", "--json").document["sites"]]
+    assert len(set(names)) == len(names)
+    assert {name for name in names if name.startswith("layers.1")} == {"layers.1", "layers.1.causal_conv"}
+    chosen = fuse(DECODE, "-o", tmp_path / "out.onnx", "--target", "ort", "--sites", "layers.1*", "--json").document
+    assert {site["name"] for site in chosen["sites"] if site["status"] == "fused"} == {
+        "layers.1",
+        "layers.1.causal_conv",
+    }
+    rest = fuse("inspect", tmp_path / "out.onnx", "--target", "ort", "--json").document["sites"]
+    assert {site["name"] for site in rest} == {name for name in names if not name.startswith("layers.1")}
+
+
+# Several sequences
+
+
+def test_decode_of_several_sequences_tells_that_it_goes_to_the_chunk_kernel(fuse: Fuse) -> None:
+    (site,) = fuse("inspect", BATCHES, "--batch", "2", "--json").document["sites"]
+    (note,) = (note for note in site["notes"] if note.startswith("several_sequences: "))
+    assert "decode goes to ChunkGatedDeltaRule" in note
+    assert "multiple of 16" in note
+    (site,) = fuse("inspect", BATCHES, "--json").document["sites"]
+    assert [note for note in site["notes"] if note.startswith("several_sequences")] == []
+
+
+# Pins
+
+
+@pytest.mark.parametrize("command", [("inspect",), ()])
+def test_a_misspelt_symbol_is_told_with_those_there_are(fuse: Fuse, tmp_path: Path, command: tuple[str, ...]) -> None:
+    output = () if command else ("-o", tmp_path / "out.onnx")
+    done = fuse(*command, PREFILL, *output, "--pin", "seq_length=20", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "pin-unknown-symbol")
+    text = done.document["error"]["text"]
+    assert "did you mean --pin seq_len=20?" in text
+    assert "give one of batch, seq_len" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_symbol_that_is_like_none_gets_the_list_alone(fuse: Fuse) -> None:
+    said = fuse("inspect", PREFILL, "--pin", "zzz=2").err
+    assert "did you mean" not in said
+    assert "give one of batch, seq_len" in said
+
+
+def test_pinned_axes_are_told_by_symbol_and_made_up_ones_counted(fuse: Fuse) -> None:
+    shown = [line for line in fuse("inspect", DECODE).out.splitlines() if line.startswith("pinned: ")]
+    document = fuse("inspect", DECODE, "--json").document["pinned"]
+    assert shown[0].startswith("pinned: batch = 1 in input_ids[0], ")
+    assert not any("dim_2" in line for line in shown)
+    made_up = [axis for axis in document if "dim" in axis["was"]]
+    assert len(made_up) > 1
+    assert {axis["kind"] for axis in made_up} == {"output"}
+    assert shown[-1].startswith(f"pinned: {len(made_up)} more axes of ")
+    assert "--json" in shown[-1]
+
+
+def test_an_axis_without_a_name_is_told_as_such() -> None:
+    axes = [Pinned("x", 0, "?", 1), Pinned("x", 1, "n", 2), Pinned("y", 1, "n", 2, "output")]
+    assert list(pinned_lines(axes)) == ["pinned: axes without a name = 1 in x[0]", "pinned: n = 2 in x[1], y[1]"]
+    assert list(pinned_lines([])) == []
+
+
+# Files that are no model
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"# deltafuse\n\nLinear attention", "a text that begins with '# deltafuse'"),
+        (b'{"a": 1}', "JSON"),
+        (b"\n<!DOCTYPE html><html>", "a web page"),
+        (gzip.compress(b"x", mtime=0), "gzip"),
+        (b"GGUF\x03\x00", "GGUF"),
+        (b"\x1c\x00\x00\x00TFL3", "a TFLite model"),
+        (b'\x10\x00\x00\x00\x00\x00\x00\x00{"a":', "safetensors"),
+        (b"\x80\x02}q\x00", "a Python pickle"),
+        ("zwölf Tönnchen".encode()[:-1], "a text that begins with 'zwölf Tönnche'"),
+    ],
+)
+def test_what_a_file_looks_like(fuse: Fuse, tmp_path: Path, content: bytes, kind: str) -> None:
+    path = tmp_path / "file.bin"
+    path.write_bytes(content)
+    done = fuse(path, "--dry-run", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "not-onnx")
+    assert f"{path} is not an ONNX model but looks like {kind}" in done.document["error"]["text"]
+
+
+def test_archives_and_arrays(fuse: Fuse, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("data.pkl", "x")
+    np.save(tmp_path / "ids.npy", np.arange(3))
+    assert "zip archive" in fuse("inspect", tmp_path / "model.pt").err
+    assert "array of numpy" in fuse("inspect", tmp_path / "ids.npy").err
+
+
+def test_bytes_that_tell_nothing_are_not_guessed_at() -> None:
+    assert looks_like(bytes(range(128, 256))) == ""
+    assert looks_like(b"\x00\x01\x02") == ""
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["--skipsites", "a"], "--skip-sites"),
+        (["--kep-going"], "--keep-going"),
+        (["--targt=ort"], "--target"),
+    ],
+)
+def test_a_misspelt_option_is_told_which_may_be_meant(fuse: Fuse, arguments: list[str], meant: str) -> None:
+    done = fuse(DECODE, "-o", "out.onnx", *arguments)
+    assert (done.exit, done.out) == (1, "")
+    assert f"(did you mean {meant}?)" in done.err
+
+
+def test_an_option_that_is_like_none_is_named_alone(fuse: Fuse) -> None:
+    said = fuse("inspect", DECODE, "--qqq").err
+    assert "there is no option --qqq" in said
+    assert "did you mean" not in said
+
+
+def test_the_two_meanings_of_op_are_told() -> None:
+    text = " ".join(parsers.inspect_parser().format_help().split())
+    assert "--op has two meanings: cgdr or rgdr is forced" in text
+
+
+def test_the_marks_of_targets_have_a_legend(fuse: Fuse) -> None:
+    last = fuse("targets").out.splitlines()[-1]
+    assert all(f"{mark} {what}" in last for mark, what in MARKS.items())
+    document = fuse("targets", "--json").document
+    used = {limit["mark"] for target in document["targets"] for limit in target["limits"]}
+    assert used <= set(document["marks"]) == set("VSA")
+
+
+# verify
+
+
+def outside(folder: Path) -> Path:
+    """The decode model in a folder of its own, its weights one folder up."""
+    path = folder / "models" / "model.onnx"
+    path.parent.mkdir()
+    onnx.save(onnx.load(DECODE), path, save_as_external_data=True, location="weights.bin", size_threshold=64)
+    (folder / "models" / "weights.bin").rename(folder / "weights.bin")
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "../weights.bin" if entry.key == "location" else entry.value
+    onnx.save(model, path)
+    return path
+
+
+def test_verify_takes_weights_from_outside_where_they_are_allowed(fuse: Fuse, tmp_path: Path) -> None:
+    path = outside(tmp_path)
+    fused = path.with_name("fused.onnx")
+    assert fuse(path, "-o", fused, "--allow-outside").exit == 0
+    for more in ((), ("--allow-outside",)):
+        done = fuse("verify", path, fused, *more, "--json")
+        assert done.exit == 0
+        assert [site["verdict"] for site in done.document["sites"]] == ["equal"] * 3
+        assert done.document["skipped"]["code"] == "network-data-outside"
+        assert "--level site" in done.document["skipped"]["fix"]
+
+
+def test_a_constant_outside_is_read_by_verify_where_it_is_allowed(fuse: Fuse, tmp_path: Path) -> None:
+    model = onnx.load(export("steps_ts17").path)
+    folder = tmp_path / "models"
+    folder.mkdir()
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="c.bin", size_threshold=0,
+              convert_attribute=True)  # fmt: skip
+    (folder / "c.bin").rename(tmp_path / "c.bin")
+    data = (folder / "model.onnx").read_bytes().replace(b"c.bin", b"d.bin")
+    assert b"d.bin" in data
+    (folder / "model.onnx").write_bytes(data)
+    (folder / "d.bin").symlink_to(tmp_path / "c.bin")
+    fused = folder / "fused.onnx"
+    assert fuse(folder / "model.onnx", "-o", fused, "--allow-outside").exit == 0
+    refused = fuse("verify", folder / "model.onnx", fused, "--level", "site", "--json")
+    assert (refused.exit, refused.document["error"]["code"]) == (1, "external-data-outside")
+    assert "--allow-outside" in refused.document["error"]["text"]
+    assert fuse("verify", folder / "model.onnx", fused, "--level", "site", "--allow-outside").exit == 0
+
+
+def test_the_timeout_of_verify_is_for_the_whole_run(fuse: Fuse, tmp_path: Path) -> None:
+    fused = tmp_path / "fused.onnx"
+    assert fuse(DECODE, "-o", fused).exit == 0
+    done = fuse("verify", DECODE, fused, "--timeout", "0.05", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "timeout")
+    assert "--level site" in done.document["error"]["text"]
+
+
+def test_what_is_left_of_a_run_bounds_each_wait() -> None:
+    assert left(5.0) == 5.0
+    with within(2.0):
+        assert 0 < left(5.0) <= 2.0
+        assert left(0.5) == 0.5
+
+
+def test_an_unknown_symbol_of_the_python_interface(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean --pin tokens=4") as caught:
+        graphs.fuse(export("chunk_ts17_dynBT").path, tmp_path / "out.onnx", pins=(("tokns", 4),))
+    assert caught.value.code == "pin-unknown-symbol"
