@@ -66,7 +66,7 @@ ROOMS = (
         "targets, files",
         (
             "graph", "classes", "scope", "bodies", "enclosed", "nesting", "subgraphs", "functions", "inlining", "calls",
-            "ordering", "while_loops", "constants", "dtypes",
+            "ordering", "while_loops", "constant*", "dtypes",
         ),
     ),
     Room(
@@ -94,6 +94,7 @@ ROOMS = (
         "targets, files",
         (
             "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*",
+            "carried", "odd_terms", "reach", "term*", "contractions",
             "validity", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
         ),
     ),

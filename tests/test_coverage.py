@@ -10,6 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import graphs
+import loops
 from deltafuse.coverage import _follows
 from deltafuse.dims import parse
 from exports import export
@@ -150,3 +151,14 @@ def test_an_overridable_initializer_is_no_constant(tmp_path: Path) -> None:
     model.graph.input.append(helper.make_tensor_value_info("scale", onnx.TensorProto.FLOAT, []))
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
     assert report.exit == 3
+
+
+def test_an_operand_that_the_rule_has_not_is_named(tmp_path: Path) -> None:
+    # A number on the output is part of its scale at one size, and one everywhere at the others.
+    model = loops.loop(
+        ("float[B,4,5,3] state)", "float[B,4,5,3] state, float knob)"),
+        ("out = Transpose", "raw = Transpose"), ("(outs)", "(outs)\n  out = Mul(raw, knob)"),
+    )
+    (site,) = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx").sites
+    assert (site.status, site.reason.code) == ("near-miss", "further-operand")
+    assert "out depends on knob" in site.reason.text

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import graphs
+import loops
 from deltafuse.draws import DRAWS
 from deltafuse.match import Proof, Validity
 from deltafuse.notes import Notes
@@ -97,3 +98,27 @@ def test_a_real_prefill_says_both() -> None:
         report = graphs.fuse(export("full_prefill_ts17").path)
     for site in report.sites:
         assert {"valid_tokens", "state_ignores_mask"} <= {note.split(":")[0] for note in site.notes}
+
+
+def apart(tmp_path: Path, **options: object) -> list[str]:
+    """The notes on a loop whose state has a batch size of its own."""
+    model = loops.loop(("float[B,4,5,3] state", "float[S,4,5,3] state"))
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx", **options)
+    assert report.exit == 0
+    return [note for site in report.sites for note in site.notes if note.startswith("sizes_taken_as_equal")]
+
+
+def test_sizes_that_are_declared_apart_and_taken_as_equal_are_told(tmp_path: Path) -> None:
+    (note,) = apart(tmp_path, target="ort")
+    assert "the batch axis is declared as B (query, key, value, g, beta), S (state)" in note
+    # Both are one in the output.
+    with graphs.one_worker():
+        assert apart(tmp_path) == []
+
+
+def test_a_batch_of_one_beside_a_free_one_is_refused(tmp_path: Path) -> None:
+    with graphs.one_worker():
+        for operand in ("float[B,4,5,3] state", "float[B,T,4,3] value", "float[B,T,4] beta"):
+            model = loops.loop((operand, operand.replace("[B", "[1")))
+            report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx", target="ort")
+            assert graphs.codes(report) == ["batch-one-only"], operand

@@ -109,6 +109,12 @@ OPERATORS = {
         "a = MaxPool <kernel_shape = [2], strides = [2], ceil_mode = 1> (x) c = AveragePool <kernel_shape = [3]> (x)"
         " d = GlobalAveragePool(x)",
     ),
+    "pools_padded": (
+        "float[b, 3, t] x",
+        "a = MaxPool <kernel_shape = [3], strides = [2], pads = [1, 1], ceil_mode = 1> (x)"
+        " c = MaxPool <kernel_shape = [2], strides = [3], pads = [0, 1], ceil_mode = 1> (x)"
+        " d = AveragePool <kernel_shape = [2], strides = [2], pads = [1, 1], ceil_mode = 1> (x)",
+    ),
     "reshape": (
         X,
         "i = Constant <value_ints = [0, -1, 2, 4]> () a = Reshape(x, i) j = Constant <value_ints = [-1, 8]> ()"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deltafuse.bench import Binding
-from deltafuse.draws import DRAWS, Draw
+from deltafuse.draws import DRAWS, FAR, Draw
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.trial import Ahead, Step, Trial
 
@@ -21,24 +21,26 @@ TEXTS.update(
 
 #: Relative, in double; of 235 proofs seen 224 were below 1e-14.
 BAR = 1e-12
+#: Sequences that a free batch is tried with: a mask can tell the first, the last and those between.
+BATCH = 4
 
 
 def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
     """Relative errors on all draws; sizes that are neither batch nor tokens differ from draw to draw.
 
     The first draw has the batch it was found with; every column is compared at few tokens, mixtures of them at many.
+    At few tokens a free batch is larger, and one sequence far larger than the next: what they have of each other shows.
     """
-    steps = [Step(trial.few_tokens(at.batch) or at, DRAWS[0], len(DRAWS))]
+    several = at.batch is not None and at.batch > 1
+    few = trial.few_tokens(BATCH if several else at.batch)
+    steps = [Step(few or at, replace(DRAWS[0], spread=FAR) if several else DRAWS[0], len(DRAWS))]
     for seed, how in enumerate(DRAWS):
         batch = at.batch if seed == 0 or at.batch is None else 1
         steps.append(Step(at.at(at.tokens, batch, seed) or at, how, seed))
     ahead = trial.ahead([step.even for step in steps])
-    full = ahead.error(steps[0], full=True)
-    if isinstance(full, Reason):
-        return full
-    errors: list[float] = [full]
-    for step in steps[1:]:
-        error = _error(ahead, step)
+    errors: list[float] = []
+    for number, step in enumerate(steps):
+        error = _error(ahead, step, full=number == 0)
         if isinstance(error, Reason):
             return error
         if error is not None:
@@ -47,7 +49,7 @@ def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
     return errors[1:] if worst <= BAR else Reason("not-equal", {"draw": _draw_of(errors), "error": worst})
 
 
-def _error(ahead: Ahead, step: Step) -> float | Reason | None:
+def _error(ahead: Ahead, step: Step, *, full: bool) -> float | Reason | None:
     """One draw; where it overflows by its decay, the same with plain values; None where these overflow too.
 
     exp(a) * exp(-b) overflows where exp(a - b) does not: then other draws must tell. What overflows with a mild decay
@@ -55,9 +57,9 @@ def _error(ahead: Ahead, step: Step) -> float | Reason | None:
     """
 
     def with_draw(how: Draw) -> float | Reason:
-        return ahead.error(replace(step, how=how))
+        return ahead.error(replace(step, how=how), full=full)
 
-    error, how = ahead.error(step), step.how
+    error, how = ahead.error(step, full=full), step.how
     if not isinstance(error, Reason) or error.code != "overflows":
         return error
     mild = with_draw(how.mild)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx import helper
 
 from deltafuse.agreement import BAR
 from deltafuse.bench import Binding
-from deltafuse.draws import DRAWS, Array
+from deltafuse.draws import DRAWS, FAR, Array, Draw
 from deltafuse.errors import InternalError
 from deltafuse.fused import kernel, lower_all
 from deltafuse.lowering_attention import LINEAR_ATTENTION
@@ -34,6 +35,8 @@ _SEED = 1000
 #: What is emitted is one operator, whatever the operands' sizes: wires and attributes show on plain ones, and the eps
 #: of a norm on tiny ones.
 _DRAWS = tuple(how for how in DRAWS if how.name in ("slow decay", "any sign of beta, tiny norms"))
+#: One sequence far larger than the next.
+_APART = replace(DRAWS[0], spread=FAR)
 
 
 def prove_emitted(
@@ -62,7 +65,10 @@ def prove_emitted(
     if binding is None:
         raise _bug(plan, "there are no sizes to run it at")
     if batch > 1 or tokens is not None:
-        other = _other_rule(trial, binding)
+        # What several sequences have of each other may come with later tokens: they are tried at as many as one was.
+        many = trial.binding.at(trial.binding.tokens, at) if tokens is None else None
+        tries = [(binding, how) for how in DRAWS] + ([] if many is None else [(many, _APART)])
+        other = _other_rule(trial, tries)
         if other is not None:
             worker.unload(session)
             return other
@@ -88,9 +94,9 @@ def prove_emitted(
     return worst
 
 
-def _other_rule(trial: Trial, binding: Binding) -> Reason | None:
+def _other_rule(trial: Trial, tries: Sequence[tuple[Binding, Draw]]) -> Reason | None:
     """That the cut is not the rule at some sizes, though it is at those that it was proven at."""
-    for seed, how in enumerate(DRAWS, _SEED):
+    for seed, (binding, how) in enumerate(tries, _SEED):
         error = trial.error(binding, how, seed)
         if isinstance(error, Reason) and error.code == "overflows":
             continue

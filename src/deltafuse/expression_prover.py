@@ -13,6 +13,7 @@ from onnx import helper, shape_inference
 from deltafuse.bench import open_bench
 from deltafuse.errors import InternalError
 from deltafuse.expression_bounds import untried
+from deltafuse.expression_constants import unfelt
 from deltafuse.expression_guard import Checked
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_trial import SizedTrial, bindings, difference, empty, feed, typed
@@ -68,6 +69,8 @@ def prove_expression(
     if limit is not None:
         return limit
     found = _agrees(graph, pattern, trials, Neighbour(pattern.solve, pattern.reference))
+    if not isinstance(found, Reason):
+        found = _felt(worker, graph, shapes, pattern, checked, found)
     if isinstance(found, Reason):
         near = [code for code, other in pattern.neighbours.items() if _agrees(graph, pattern, trials, other)]
         worker.unload(trials[0].bench.session)
@@ -125,6 +128,20 @@ def _agrees(
 def _draws(pattern: Expression, trial: SizedTrial, parameters: Parameters, seed: int) -> Iterator[Operands]:
     for operands in pattern.draws(trial.shapes, parameters, np.random.default_rng(seed)):
         yield typed(operands, trial.dtypes)
+
+
+def _felt(
+    worker: Worker, graph: Graph, shapes: Shapes, pattern: Expression, checked: Checked, proven: ProvenExpression
+) -> ProvenExpression | Reason:
+    """What was proven, unless it has a constant that no draw feels."""
+    trial = proven.trials[0]
+    idle = unfelt(
+        worker, graph, shapes, checked, trial, lambda: _draws(pattern, trial, proven.parameters, _SEED)
+    )  # fmt: skip
+    if idle is None or isinstance(idle, Reason):
+        return proven if idle is None else idle
+    args = {"value": _result(graph, trial), "role": f"the constant {graph.name(idle)}", "rule": pattern.name}
+    return Reason("expression-idle", args)
 
 
 def _idle(graph: Graph, pattern: Expression, trial: SizedTrial, parameters: Parameters) -> Reason | None:

@@ -11,12 +11,14 @@ from typing import cast
 from deltafuse.expression_guard import Checked, check, outside, staying
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.expression_prover import ProvenExpression, prove_expression
+from deltafuse.expression_sizes import odd_size
 from deltafuse.expression_view import View
 from deltafuse.expressions import Expression, Proposal
 from deltafuse.finder import layer_of
 from deltafuse.match import Proof, Role
 from deltafuse.options import Progress
 from deltafuse.reasons import Reason
+from deltafuse.scope import Scope
 from deltafuse.shapes import Shapes
 from deltafuse.verify_cut import canonical
 from deltafuse.wire import Model
@@ -24,6 +26,9 @@ from deltafuse.worker import Worker
 
 #: Reasons that say "it may be the expression, and something forbids to replace it"; all others: it is not.
 REFUSALS = frozenset({"expression-unknown", "expression-opset", "inner-value-used", "not-convex"})
+
+#: Reasons that name what keeps a proof from holding for all sizes.
+_SIZES = frozenset({"expression-bound", "expression-size"})
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,9 @@ class _Search:
             return _Attempt(anchor, checked)
         if not self._taken.isdisjoint(checked.nodes):
             return None
+        odd = odd_size(Scope(self._model, self._model.graph, self._kinds, self._shapes), checked, pattern.name)
+        if odd is not None:
+            return _Attempt(anchor, odd, checked)
         key = self._key(pattern, checked)
         if key not in self._known:
             graph, shapes = self._model.graph, self._shapes
@@ -230,7 +238,7 @@ def _rank(pattern: Expression, attempt: _Attempt) -> int:
     code = cast("Reason", attempt.outcome).code
     if code in REFUSALS | pattern.refusals:
         return 0
-    if code in pattern.neighbours:
+    if code in pattern.neighbours or code in _SIZES:
         return 1
     return 2 if code in pattern.texts else 3
 

@@ -42,12 +42,19 @@ class SizedTrial:
 
     def run(self, operands: Operands) -> Operands | Reason:
         """The outputs of the cut for some operands."""
+        return self.run_fed(self.feeds(operands))
+
+    def feeds(self, operands: Operands) -> Mapping[int, Array]:
+        """Value id of each role -> its operand as the cut takes it."""
         given = {value: feed(operands[role], self.dtypes[role]) for role, value in self.proposal.roles.items()}
-        feeds = cast("Mapping[int, Array]", given)
-        found = self.bench.run(feeds, self.sizes)
+        return cast("Mapping[int, Array]", given)
+
+    def run_fed(self, feeds: Mapping[int, Array]) -> Operands | Reason:
+        """The outputs of the cut for what `feeds` made."""
+        outputs = self.proposal.outputs.items()
+        found = self.bench.run(feeds, self.sizes, [value for _, value in outputs])
         if isinstance(found, Reason):
             return found
-        outputs = self.proposal.outputs.items()
         return {name: np.asarray(found[value], np.float64) for name, value in outputs if value in found}
 
 

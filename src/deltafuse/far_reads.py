@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from deltafuse.dims import Dim
+from deltafuse.dims import Dim, Expr
 from deltafuse.scope import Scope
 from deltafuse.size_flow import Sizes
 
@@ -17,6 +17,10 @@ from deltafuse.size_flow import Sizes
 FARTHEST = 512
 #: Exporters write such a number for "to the end".
 _END = 2**31 - 1
+#: Operators that sum up over an axis.
+_SUMS = frozenset({"CumSum", "Einsum", "Gemm", "MatMul", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
+#: Operators whose attributes say along which axes they read.
+_ATTRIBUTED = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "Split"})
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class FarReads:
         total = max((self.reached.get(value, 0) for value in held), default=0)
         moved = [abs(number) for number in self._offsets(node) if abs(number) < _END]
         total += max(moved, default=0)
-        if total > FARTHEST or self._is_bounded(outputs):
+        if total > FARTHEST or self._is_bounded(outputs) or self._mixes(node):
             return True
         if total:
             self.reached.update(dict.fromkeys(outputs, total))
@@ -66,10 +70,27 @@ class FarReads:
             return False
         return any(self.sizes.chunk(dim) == 0 for value in outputs for dim in shapes.shape(value) or ())
 
+    def _mixes(self, node: int) -> bool:
+        """Whether a node sums up over sequences: a draw has too few of them to tell every way of doing so."""
+        graph = self.scope.graph
+        op, inputs = graph.standard[node], graph.node_inputs[node]
+        if op not in _SUMS:
+            return False
+        shapes, attributes = [self._shape(value) for value in inputs], graph.attributes(node)
+        if op == "Einsum":
+            summed = summed_axes(attributes["equation"].s.decode())
+            return any(self._across(shape, axis) for shape, axes in zip(shapes, summed, strict=True) for axis in axes)
+        axes = [*attributes["axes"].ints] if "axes" in attributes else []
+        if op in ("MatMul", "Gemm"):
+            axes = [0 if "transA" in attributes and attributes["transA"].i else -1]
+        elif inputs[1:]:
+            axes = [_number(item) for item in self._items(inputs[1])]
+        return any(self._across(shapes[0], axis) for axis in axes or range(len(shapes[0] or ())))
+
     def _offsets(self, node: int) -> Iterator[int]:
         graph = self.scope.graph
         op, inputs = graph.standard[node], graph.node_inputs[node]
-        attributes = graph.attributes(node) if op in ("Gather", "GatherElements", "ScatterElements", "Split") else {}
+        attributes = graph.attributes(node) if op in _ATTRIBUTED else {}
         axis = attributes["axis"].i if "axis" in attributes else 0
         shape = self._shape(inputs[0])
         second = inputs[1] if len(inputs) > 1 else 0
@@ -77,49 +98,93 @@ class FarReads:
             yield from self._slice(inputs, shape)
         elif op == "Pad":
             yield from self._pad(inputs, shape)
-        elif any(_free(shape, axis) for axis in self._axes(op, shape, axis)):
-            yield from self._numbers(second)
+        else:
+            depth = () if "batch_dims" in attributes else (self._shape(second) or (None,))[-1:]
+            axes = [axis for axis in self._axes(op, shape, axis, depth) if _free(shape, axis)]
+            items = self._items(second) if axes else []
+            yield from map(_number, items)
+            if (items or op == "Trilu") and any(self._across(shape, axis) for axis in axes):
+                yield FARTHEST + 1
 
     @staticmethod
-    def _axes(op: str, shape: Sequence[Dim] | None, axis: int) -> Sequence[int]:
-        """The axes along which the second operand of an operator says where it reads."""
+    def _axes(op: str, shape: Sequence[Dim] | None, axis: int, depth: Sequence[Dim | None]) -> Sequence[int]:
+        """The axes along which the second operand of an operator says where it reads.
+
+        Args:
+            op: the operator.
+            shape: of what it reads.
+            axis: its attribute.
+            depth: the last size of the second operand, as far as it is known.
+        """
         if op in ("Gather", "GatherElements", "ScatterElements", "Split"):
             return (axis,)
         if op in ("GatherND", "ScatterND", "SequenceAt"):
-            return range(len(shape or (0,)))
+            read = next((size for size in depth if isinstance(size, int) and op != "SequenceAt"), None)
+            return range(len(shape or (0,)))[:read]
         return (-1, -2) if op == "Trilu" else ()
 
     def _slice(self, inputs: Sequence[int], shape: Sequence[Dim] | None) -> Iterator[int]:
-        starts, ends, axes, steps = (list(self._numbers(value)) for value in (*inputs[1:], 0, 0)[:4])
+        starts, ends, axes, steps = (self._items(value) for value in (*inputs[1:], 0, 0)[:4])
         for index in range(max(len(starts), len(ends))):
-            axis = int(axes[index]) if index < len(axes) else (index if not inputs[3:] else None)
-            if _free(shape, axis):
-                yield from (some[index] for some in (starts, ends) if index < len(some))
-                if index < len(steps) and abs(steps[index]) != 1:
-                    yield FARTHEST + 1
+            axis = _number(axes[index]) if index < len(axes) else (index if not inputs[3:] else None)
+            if not _free(shape, axis):
+                continue
+            bounds = [some[index] for some in (starts, ends) if index < len(some)]
+            yield from map(_number, bounds)
+            if index < len(steps) and abs(_number(steps[index])) != 1:
+                yield FARTHEST + 1
+            if self._across(shape, axis) and not all(self._is_end(bound) for bound in bounds):
+                yield FARTHEST + 1
 
     def _pad(self, inputs: Sequence[int], shape: Sequence[Dim] | None) -> Iterator[int]:
-        amounts = list(self._numbers(inputs[1]))
+        amounts = self._items(inputs[1])
         rank = len(amounts) // 2
         for index, amount in enumerate(amounts):
-            if len(inputs) > 3 or _free(shape, index % max(rank, 1)):
-                yield amount
+            axis = index % max(rank, 1)
+            if len(inputs) > 3 or _free(shape, axis):
+                yield _number(amount)
+                if len(inputs) < 4 and amount != 0 and self._across(shape, axis):
+                    yield FARTHEST + 1
 
-    def _numbers(self, value: int) -> Iterator[int]:
-        """The constants in a value; those that sizes say are looked at elsewhere."""
-        if not value:
-            return
-        contents = self.scope.contents(value)
-        array = self.scope.constant(value) if contents is None else contents
-        if array is not None:
-            items = cast("list[object]", cast("npt.NDArray[np.object_]", array).ravel().tolist())
-            yield from (int(item) if isinstance(item, (int, float)) else 0 for item in items)
+    def _across(self, shape: Sequence[Dim] | None, axis: int | None) -> bool:
+        """Whether places along a free axis are those of sequences, which have nothing to do with each other."""
+        if shape is None or axis is None or not -len(shape) <= axis < len(shape):
+            return False
+        return not self.sizes.along_tokens(shape[axis])
+
+    def _is_end(self, bound: object) -> bool:
+        """Whether a bound of a slice takes whole sequences, wherever a batch ends."""
+        if isinstance(bound, Expr):
+            return self.sizes.goes_with_batch(bound)
+        return isinstance(bound, (int, float)) and (bound == 0 or abs(bound) >= _END)
+
+    def _items(self, value: int) -> list[object]:
+        """What a value is known to hold: constants, and sizes, which are looked at elsewhere."""
+        contents = self.scope.contents(value) if value else None
+        array = self.scope.constant(value) if value and contents is None else contents
+        return [] if array is None else cast("npt.NDArray[np.object_]", array).ravel().tolist()
 
     def _shape(self, value: int) -> Sequence[Dim] | None:
-        return None if self.scope.shapes is None else self.scope.shapes.shape(value)
+        return None if self.scope.engine is None else self.scope.engine.shape(value)
+
+
+def _number(item: object) -> int:
+    return int(item) if isinstance(item, (int, float)) else 0
 
 
 def _free(shape: Sequence[Dim] | None, axis: int | None) -> bool:
     if shape is None or axis is None or not -len(shape) <= axis < len(shape):
         return True
     return not isinstance(shape[axis], int)
+
+
+def summed_axes(equation: str) -> list[list[int]]:
+    """Of each operand of an Einsum the axes that its result has not, counted from the end behind dots."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    kept = set(right) if arrow else {letter for letter in left if left.count(letter) == 1}
+    found: list[list[int]] = []
+    for term in left.split(","):
+        head, _, tail = term.partition("...")
+        places = [*enumerate(head), *((axis - len(tail), letter) for axis, letter in enumerate(tail))]
+        found.append([axis for axis, letter in places if letter not in kept])
+    return found

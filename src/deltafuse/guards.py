@@ -19,6 +19,7 @@ from deltafuse.graph import Graph
 from deltafuse.reach import Reach
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
+from deltafuse.shape_bodies import engines
 from deltafuse.size_choices import period
 from deltafuse.size_flow import GATE, SIZE, Sizes
 from deltafuse.size_rules import Follower
@@ -31,8 +32,8 @@ TEXTS.update(
         "remove it from the model if it is not meant",
         "unsupported-operator": "the operator {op} ({node}) is not known to be smooth in its data, "
         "so the site is not proven; export it as plain arithmetic",
-        "position-gate": "the operator {op} ({node}) makes a step of a loop depend on its number, so steps that no "
-        "trial reaches may differ; let no step depend on its number, if the plain rule is meant",
+        "position-gate": "the operator {op} ({node}) makes the result depend on a position or a size, so that it "
+        "may be another where no trial reaches; let nothing depend on its number, if the plain rule is meant",
         "random": "the operator {op} ({node}) draws random numbers; export the model for inference",
         "early-exit": "the loop {node} may end before its last token; give it a condition that is always true",
     }
@@ -166,11 +167,11 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
         return _reason(graph, node, "position-gate")
     read, outputs = graph.reads(node), graph.node_outputs[node]
     farthest = max((reach.moved.get(value, 0) for value in read), default=0)
-    for body in bodies(scope.model, graph, scope.kinds, node):
+    for body, engine in zip(bodies(scope.model, graph, scope.kinds, node), engines(scope.engine, node), strict=False):
         counted = body.flag != (0, 0) and limit(scope.model, graph, node, body) != 0
         if body.flag != (0, 0) and not counted and not runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
-        within = Scope(body.model, body.graph, body.kinds, None, scope, body)
+        within = Scope(body.model, body.graph, body.kinds, None, scope, body, engine)
         inner = reach.inside(within, node)
         start = dict(inner.moved)
         found = _search(within, range(len(body.graph.op)), inner, (), follower.sizes)

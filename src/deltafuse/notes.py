@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 
+from deltafuse import layouts
 from deltafuse.draws import DRAWS
 from deltafuse.graph import Graph
 from deltafuse.match import Match
@@ -13,6 +14,10 @@ from deltafuse.wire import Model
 _MASK = (
     "state_ignores_mask: the recurrent state does not depend on {mask}; feed prompts without padding, "
     "padded ones leave a wrong state"
+)
+_APART = (
+    "sizes_taken_as_equal: the {what} axis is declared as {sizes}; the fused node takes these to be equal, while the "
+    "unfused graph may spread one of size 1 over the others"
 )
 
 
@@ -23,9 +28,15 @@ class Notes:
         self._graph = model.graph
         self._masks = [value for value in model.graph.inputs if "mask" in model.graph.name(value)]
 
-    def of(self, match: Match) -> tuple[str, ...]:
-        """Notes on one site: the valid range of the unfused graph, masks that the state ignores."""
-        return (*_range_notes(match), *_overflow_notes(match), *self._mask_notes(match))
+    def of(self, match: Match, pins: Collection[tuple[int, int, int]] = ()) -> tuple[str, ...]:
+        """Notes on one site: the valid range of the unfused graph, masks that the state ignores, sizes taken as equal.
+
+        Args:
+            match: the site.
+            pins: axes that become one size, see `deltafuse.match.Plan`.
+        """
+        apart = _size_notes(match, {(value, axis) for value, axis, _ in pins})
+        return (*_range_notes(match), *_overflow_notes(match), *self._mask_notes(match), *apart)
 
     def _mask_notes(self, match: Match) -> Iterable[str]:
         if match.final_state is None or match.dims.tokens == 1:
@@ -61,6 +72,20 @@ def _overflow_notes(match: Match) -> Iterable[str]:
             "overflows: the unfused arithmetic overflows for strong decay, the fused node does not; "
             "proven where both are finite"
         )
+
+
+def _size_notes(match: Match, pinned: Collection[tuple[int, int]]) -> Iterable[str]:
+    names = ("query", "key", "value", "g", "beta", "state")
+    operands = {name: role for name in names if (role := getattr(match, name)) is not None}
+    for letter, what in (("B", "batch"), ("T", "tokens")):
+        given: dict[str, list[str]] = {}
+        for name, role in operands.items():
+            for axis, (group, dim) in enumerate(zip(layouts.axes(role.layout), role.shape, strict=True)):
+                if group == letter and (role.value, axis) not in pinned:
+                    given.setdefault(str(dim), []).append(name)
+        if len(given) > 1:
+            shown = ", ".join(f"{size} ({', '.join(given[size])})" for size in given)
+            yield _APART.format(what=what, sizes=shown)
 
 
 def _range_notes(match: Match) -> Iterable[str]:

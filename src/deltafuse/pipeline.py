@@ -216,7 +216,7 @@ def _prove_plans(
             continue
         match = replace(match, proof=replace(match.proof, emitted_error=error))
         plans.append(replace(plan, match=match))
-        notes = (*match.notes, *plan.notes, *notes_on.of(match))
+        notes = (*match.notes, *plan.notes, *notes_on.of(match, plan.pins))
         told = emitted_of(plan.nodes)
         reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes), emitted=told))
     return plans, reports

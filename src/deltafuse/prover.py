@@ -31,7 +31,7 @@ from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
 from deltafuse.size_choices import ends_fail, turns, turns_fail
-from deltafuse.size_flow import Sizes, one_symbol
+from deltafuse.size_flow import Sizes, sizes_along
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
 from deltafuse.wire import Model
@@ -41,6 +41,8 @@ TEXTS.update(
     {
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node; "
         "feed the site nothing that is computed from its own results",
+        "further-operand": "the result {value} depends on {operand} too, which is no operand of {rule}: "
+        "let it act on the operands in front of the site, or take it out of the model",
         "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule; give "
         "it one number per {wanted}, or leave the site as it is",
     }
@@ -214,8 +216,16 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     """Everything that is asked of the graph first, then what only runs tell."""
     explained, out, final = fit.explained, fit.out, fit.final
     graph, shapes = setting.model.graph, setting.shapes
+    loose = free_heads(graph, shapes, explained.assignment)
+    if loose is not None:
+        return loose
     ends = [value for value in (out, final) if value is not None]
-    sizes = Sizes({**one_symbol(binding.tokens_dims), **one_symbol(binding.batch_dims)})
+    needed = region.needed_roots(graph, setting.candidate.nodes, setting.roots)
+    further = {root for value in ends for root in needed.get(value, ())} - set(explained.assignment.values.values())
+    if further:
+        args = {"value": graph.name(out), "operand": graph.name(min(further)), "rule": setting.pattern.name}
+        return Reason("further-operand", args)
+    sizes = sizes_along(binding.tokens_dims, binding.batch_dims, binding.numbers)
     guard = _guard(setting, bench.cut.inputs, ends, sizes)
     if guard is None:
         cut = (setting.model, setting.kinds, shapes, bench.cut.inputs, ends)
@@ -227,9 +237,6 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     short = short_loop(setting.model, setting.kinds, shapes, loops) if binding.tokens is not None else None
     if short is not None:
         return short
-    loose = free_heads(graph, shapes, explained.assignment)
-    if loose is not None:
-        return loose
     choices = turns(graph, shapes, backward_slice(graph, bench.cut.inputs, ends)[0])
     likely = _likely(trial)
     outlook.expect(likely, setting.pattern)

@@ -13,6 +13,7 @@ from deltafuse.bodies import Body
 from deltafuse.classes import Kind
 from deltafuse.graph import Graph
 from deltafuse.reasons import Reason
+from deltafuse.shape_op import Engine
 from deltafuse.shapes import Shapes
 from deltafuse.tensors import read_tensor
 from deltafuse.wire import Model
@@ -40,6 +41,7 @@ class Scope:
         model: whose file it is part of.
         shapes: knows the types of the main graph's values; None in a subgraph.
         around, body: the scope that a subgraph lies in, and what it takes from there.
+        inside: what data flow tells of the shapes in a subgraph.
     """
 
     model: Model
@@ -48,7 +50,13 @@ class Scope:
     shapes: Shapes | None
     around: Scope | None = None
     body: Body | None = None
+    inside: Engine | None = None
     _settled: dict[int, bool] = field(default_factory=dict[int, bool], repr=False)
+
+    @property
+    def engine(self) -> Engine | None:
+        """What tells of shapes here; an axis of unknown size has a symbol of its own."""
+        return self.inside if self.shapes is None else self.shapes
 
     def is_settled(self, value: int) -> bool:
         """Whether a shape or what was computed from shapes is the same numbers whatever the free sizes are."""

@@ -242,6 +242,23 @@ def _call_dtypes(op: Op) -> tuple[int | None, ...]:
     return tuple(body.dtype(value) for value in body.graph.outputs)
 
 
+def body_engines(op: Op) -> list[Engine | None]:
+    """What is known of sizes inside each subgraph of a node, in the order of `deltafuse.bodies.bodies`.
+
+    Args:
+        op: an If, a Loop or a Scan whose inputs and captured values were asked for.
+    """
+    kind = op.engine.graph.standard[op.index]
+    if kind == "Loop":
+        looped = _loop_fixpoint(op)
+        return [None if looped is None else looped[0]]
+    if kind == "Scan":
+        scanned = _scan_body(op)
+        return [None if scanned is None else scanned[0]]
+    names = [name for name in op.engine.graph.attributes(op.index) if name in ("then_branch", "else_branch")]
+    return [op.engine.body(op.index, name) for name in names]
+
+
 RULES: dict[str, ShapeRule] = {
     "If": ShapeRule(_if, contents=(0,)),
     "Loop": ShapeRule(_loop, shapes=None, contents=(0, 1), dtypes=None),

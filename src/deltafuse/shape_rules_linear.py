@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from deltafuse.dims import Dim, ceildiv
+from deltafuse.dims import Dim, ceildiv, minimum
 from deltafuse.shape_op import Op, PartialShape, ShapeRule
 from deltafuse.shape_rules_layout import normalised
 
@@ -101,10 +101,26 @@ def _windows(op: Op, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> list[Dim | 
         if mode.startswith("SAME"):
             result.append(ceildiv(size, strides[i]))
             continue
-        space = size + pads[i] + pads[i + count] - (kernel[i] - 1) * dilations[i] - 1
-        steps = ceildiv(space, strides[i]) if op.attr_int("ceil_mode", 0) else space // strides[i]
-        result.append(steps + 1)
+        width = (kernel[i] - 1) * dilations[i] + 1
+        space = size + pads[i] + pads[i + count] - width
+        if op.attr_int("ceil_mode", 0):
+            result.append(_rounded_up(size + pads[i], width - pads[i + count], strides[i], space))
+        else:
+            result.append(space // strides[i] + 1)
     return result
+
+
+def _rounded_up(before: Dim, reach: Dim, stride: int, space: Dim) -> Dim:
+    """How many windows there are where the last one may reach beyond the end: it starts in front of the end's padding.
+
+    Args:
+        before: places up to that padding.
+        reach: how far a window reaches beyond the padding.
+        stride: of the windows.
+        space: places that the first window leaves.
+    """
+    steps = ceildiv(space, stride) + 1
+    return steps if isinstance(reach, int) and reach >= stride else minimum(steps, ceildiv(before, stride))
 
 
 def _reduce(op: Op) -> PartialShape | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from deltafuse.dims import Dim, substitute, symbol, symbol_name
+from deltafuse.dims import Dim, substitute, symbol, symbol_name, symbols
 from deltafuse.quasi_linear import chunked
 
 
@@ -53,11 +53,15 @@ class Sizes:
         same: symbols that stand for the same size as another one.
         chunks: sizes of chunks that sizes are rounded up to; with two of them nothing is known.
         masks: whether positions are compared.
+        tokens: symbols of the token axis, None where it is not known yet.
+        others: symbols of operands that are neither tokens nor batch.
     """
 
     same: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
     chunks: set[int] = field(default_factory=set[int])
     masks: bool = False
+    tokens: frozenset[str] | None = None
+    others: frozenset[str] = frozenset()
     _known: dict[Dim, int] = field(default_factory=dict[Dim, int])
 
     def chunk(self, dim: Dim) -> int:
@@ -65,8 +69,22 @@ class Sizes:
         if isinstance(dim, int):
             return 1
         if dim not in self._known:
-            self._known[dim] = chunked(substitute(dim, self.same))
+            # A size that is neither batch nor tokens is tried at a few numbers only: nothing may follow it.
+            ours = self.others.isdisjoint(symbols(dim))
+            self._known[dim] = chunked(substitute(dim, self.same)) if ours else 0
         return self._known[dim]
+
+    def along_tokens(self, dim: Dim) -> bool:
+        """Whether a size is one of tokens alone: places along it are tried, those along any other one are not."""
+        return self.tokens is None or self.tokens.issuperset(symbols(dim))
+
+    def goes_with_batch(self, dim: Dim) -> bool:
+        """Whether a size grows as the batch does: what is right for two batches then is for any."""
+        if isinstance(dim, int) or self.tokens is None:
+            return False
+        own = self.tokens | self.others
+        powers = ([power for atom, power in m if isinstance(atom, str) and atom not in own] for m, _ in dim.terms)
+        return all(found == [1] for found in powers)
 
 
 #: Kinds that may meet data, and those that count.
@@ -74,6 +92,20 @@ NUMBERS = frozenset({FlowKind.MASK, FlowKind.FLAT, FlowKind.TABLE})
 COUNTS = frozenset({FlowKind.SIZE, FlowKind.PLACE, FlowKind.SPAN, FlowKind.INDEX})
 #: Most that constants may move a position by: proofs have more tokens than that.
 FARTHEST = 128
+
+
+def sizes_along(tokens: Sequence[Dim], batch: Sequence[Dim], free: Iterable[str]) -> Sizes:
+    """What is known of a site's sizes once its axes are.
+
+    Args:
+        tokens: free sizes of the token axis, which are all the same.
+        batch: the same of the batch axis.
+        free: all symbols that its operands have.
+    """
+    along = frozenset(name for dim in tokens for name in symbols(dim))
+    across = frozenset(name for dim in batch for name in symbols(dim))
+    same = {**one_symbol(tokens), **one_symbol(batch)}
+    return Sizes(same, tokens=along - across, others=frozenset(free) - along - across)
 
 
 def one_symbol(dims: Sequence[Dim]) -> dict[str, Dim]:

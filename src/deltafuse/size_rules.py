@@ -145,12 +145,24 @@ class Follower(SizedValues):
         if length != 1:
             return INDEX if 1 < length <= LARGEST_CHUNK and self.rounds_to({int(length)}) else GATE
         moved = self.reach_of(start)
-        return GATE if moved is None else Flow(FlowKind.PLACE, moved)
+        if moved is None:
+            return GATE
+        # The number of a sequence is good for reading it, not for being compared.
+        return Flow(FlowKind.PLACE, moved) if self._along_tokens(node) else Flow(FlowKind.INDEX, moved)
+
+    def _along_tokens(self, node: int) -> bool:
+        """Whether all sizes that a node reads, as far as they are known, are those of tokens."""
+        sizes = (size for value in self.scope.graph.node_inputs[node] if value for size in self.numbers(value) or ())
+        return all(map(self.sizes.along_tokens, sizes))
 
     def _banded(self, node: int, given: Sequence[Flow | None]) -> Flow:
         graph = self.scope.graph
         attribute = graph.attributes(node).get("k")
         if attribute is not None and abs(attribute.i) > 1:
+            return GATE
+        shapes = self.scope.engine
+        dims = None if shapes is None else shapes.shape(graph.node_inputs[node][0])
+        if not all(map(self.sizes.along_tokens, (dims or ())[-2:])):
             return GATE
         further = [value for value in graph.node_inputs[node][1:] if value]
         if any(value in self.flows or self.scope.number(value) not in ENDS for value in further):
