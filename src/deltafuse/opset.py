@@ -120,7 +120,11 @@ def _known(node: NodeProto) -> bool:
     if node.domain not in ("", "ai.onnx"):
         return True
     bodies = (attribute.g.node for attribute in node.attribute if attribute.type == AttributeProto.GRAPH)
-    return defs.has(node.op_type, OLDEST_RUNTIME, "") and all(_known(inner) for body in bodies for inner in body)
+    if not defs.has(node.op_type, OLDEST_RUNTIME, ""):
+        return False
+    attributes = defs.get_schema(node.op_type, OLDEST_RUNTIME, "").attributes
+    stated = all(attribute.name in attributes for attribute in node.attribute)
+    return stated and all(_known(inner) for body in bodies for inner in body)
 
 
 def adapt_all(nodes: Iterable[NodeProto], have: int, want: int) -> tuple[NodeProto, ...] | Reason:
