@@ -30,8 +30,8 @@ TEXTS.update(
         "remove it from the model if it is not meant",
         "unsupported-operator": "the operator {op} ({node}) is not known to be smooth in its data, "
         "so the site is not proven; export it as plain arithmetic",
-        "position-gate": "the operator {op} ({node}) makes the result depend on a position or on a size, so that it may "
-        "be another where no trial reaches; let nothing depend on its number, if the plain rule is meant",
+        "position-gate": "the operator {op} ({node}) makes the result depend on a position or on a size, so that it "
+        "may be another where no trial reaches; let nothing depend on its number, if the plain rule is meant",
         "random": "the operator {op} ({node}) draws random numbers; export the model for inference",
         "early-exit": "the loop {node} may end before its last token; give it a condition that is always true",
     }
