@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import graphs
 import loops
@@ -73,43 +73,64 @@ def test_a_choice_that_comes_round_again_is_known_by_its_period(
     assert period(model.graph, Shapes(model), model.graph.find("y")) == found
 
 
-def scaled_where(condition: list[onnx.NodeProto], factor: float) -> onnx.ModelProto:
-    """A chunk rule for 17 to 32 tokens with a factor on its log decay where a condition ``c`` on the tokens holds."""
+#: What a branch makes of the log decay ``x`` [B, T, 4], in ONNX text.
+SCALED = "scaled = Mul(x, factor)"
+SHIFTED = "back = Pad(x, pads) scaled = Slice(back, first, most, time)"
+TURNED = "turned = Transpose<perm = [0, 2, 1]>(x) scaled = Reshape(turned, s)"
+PADDED = "scaled = Pad(x, no_pads)"
+FILLED = "scaled = Pad(x, no_pads, factor)"
+
+
+def chosen_where(condition: list[onnx.NodeProto], made: str = SCALED, factor: float = 2.0) -> onnx.ModelProto:
+    """A chunk rule for 17 to 32 tokens whose log decay is another one where a condition ``c`` on the tokens holds."""
     model = onnx.load(export("chunk_dy20_dynBT").path)
 
-    def branch(name: str, node: onnx.NodeProto) -> onnx.GraphProto:
-        result = helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)
-        return helper.make_graph([node], name, [], [result])
-
     def make(x: str, y: str) -> graphs.Nodes:
+        def branch(name: str, text: str, result: str) -> onnx.GraphProto:
+            nodes = parser.parse_graph(f"{name} (float x) => (float {result}) {{ {text} }}").node
+            for node in nodes:
+                node.input[:] = [x if read == "x" else read for read in node.input]
+            return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)])
+
         choice = helper.make_node(
             "If", ["c"], [y], name="choice",
-            then_branch=branch("then", helper.make_node("Mul", [x, "factor"], ["scaled"])),
-            else_branch=branch("else", helper.make_node("Identity", [x], ["same"])),
+            then_branch=branch("then", made, "scaled"), else_branch=branch("else", "same = Identity(x)", "same"),
         )  # fmt: skip
         size = [helper.make_node("Shape", [x], ["s"]), helper.make_node("Gather", ["s", "one"], ["t"])]
-        numbers = {"one": 1, "three": 3, "four": 4, "far": 3000}
+        numbers = {
+            "one": 1, "three": 3, "four": 4, "far": 3000, "pads": [0, 1, 0, 0, 0, 0], "no_pads": [0] * 6,
+            "first": [0], "most": [-1], "time": [1],
+        }  # fmt: skip
         constants = [graphs.constant(name, number, np.int64) for name, number in numbers.items()]
         return [*size, *condition, choice], [*constants, graphs.constant("factor", factor)]
 
     return graphs.insert(model, "g", make)
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.0])
-def test_each_turn_of_a_choice_is_tried(factor: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("made", "factor", "code"),
+    [
+        (PADDED, 0.0, ""),
+        (FILLED, 0.0, ""),
+        # Each turn is tried.
+        (TURNED, 0.0, "position-gate"),
+        # What a branch computes, or reads farther away, says little at the few sizes that are tried.
+        (SCALED, 1.0, "position-gate"),
+        (SCALED, 2.0, "position-gate"),
+        (SHIFTED, 0.0, "position-gate"),
+        (FILLED, 1.0, "position-gate"),
+    ],
+)
+def test_a_choice_that_comes_round_again_may_lay_out_only(made: str, factor: float, code: str, tmp_path: Path) -> None:
     condition = [helper.make_node("Mod", ["t", "four"], ["m"]), helper.make_node("Equal", ["m", "three"], ["c"])]
-    report = graphs.fuse(graphs.save(scaled_where(condition, factor), tmp_path), tmp_path / "out.onnx")
-    # Where the factor is one the branches are the same; else one turn of four is another rule.
-    if factor == 1.0:
-        assert (report.exit, graphs.codes(report)) == (0, [""])
-    else:
-        assert (report.exit, graphs.codes(report)) == (3, ["position-gate"])
-        assert not (tmp_path / "out.onnx").exists()
+    report = graphs.fuse(graphs.save(chosen_where(condition, made, factor), tmp_path), tmp_path / "out.onnx")
+    assert (report.exit, graphs.codes(report)) == (3 if code else 0, [code])
+    assert (tmp_path / "out.onnx").exists() == (not code)
 
 
 def test_a_choice_beyond_a_size_is_refused(tmp_path: Path) -> None:
     condition = [helper.make_node("Greater", ["t", "far"], ["c"])]
-    report = graphs.fuse(graphs.save(scaled_where(condition, 2.0), tmp_path), tmp_path / "out.onnx")
+    report = graphs.fuse(graphs.save(chosen_where(condition), tmp_path), tmp_path / "out.onnx")
     assert (report.exit, graphs.codes(report)) == (3, ["position-gate"])
 
 
@@ -189,7 +210,7 @@ def test_a_choice_is_not_covered_by_the_proof_of_a_layer_with_another_bound(
     """Both branches are the same, so that no run tells the layers apart; there always are more than 0 tokens."""
     whole = onnx.ModelProto()
     for index, bound in enumerate(bounds):
-        part = scaled_where([helper.make_node("Greater", ["t", "far"], ["c"])], 1.0)
+        part = chosen_where([helper.make_node("Greater", ["t", "far"], ["c"])], PADDED)
         (far,) = (one for one in part.graph.initializer if one.name == "far")
         far.CopyFrom(graphs.constant("far", bound, np.int64))
         prefix(part.graph, f"p{index}/")

@@ -7,19 +7,21 @@ analytic in it; whatever is not on the list refuses the match.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
-from onnx import AttributeProto, TensorProto
+from onnx import AttributeProto
 
 from deltafuse.bodies import bodies, has_body
+from deltafuse.carried import only_lays_out
 from deltafuse.classes import Kind
+from deltafuse.dtypes import REAL
 from deltafuse.far_reads import FarReads
 from deltafuse.graph import Graph
+from deltafuse.reach import Reach
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
 from deltafuse.shape_bodies import engines
 from deltafuse.size_choices import period
-from deltafuse.size_flow import GATE, PLACE, SIZE, Flow, FlowKind, Sizes
+from deltafuse.size_flow import GATE, SIZE, Sizes
 from deltafuse.size_rules import Follower
 from deltafuse.while_loops import limit, runs_through
 
@@ -66,7 +68,6 @@ _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 
-_REAL = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 #: Operators that leave an exponential one.
 _MOVES = frozenset({
     "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast", "Slice", "Gather", "Mul", "Split",
@@ -75,34 +76,6 @@ _MOVES = frozenset({
 CONTRIB = frozenset({"FusedMatMul", "Inverse", "TransposeMatMul"})
 #: All operators that a rule may have in its data, and those that are known to be no part of one.
 KNOWN = _ANALYTIC | _PIECEWISE | _ANALYTIC_IN.keys()
-
-
-@dataclass
-class _Reach:
-    """What the values of one scope depend on, as far as the search has come.
-
-    Attributes:
-        data: value -> the roots it depends on, one bit each; bit 0 is the log decay.
-        powers: values that are exponentials of the log decay, moved and multiplied at most.
-        curved: values that depend on an exponential in any way: there is none of an exponential in a rule.
-        sized: values that depend on sizes or positions, and not on data, and what they are.
-        whole: in a subgraph, data of the scope around that has free axes there.
-        moved: how far constants have moved data along free axes, where they have.
-    """
-
-    data: dict[int, int]
-    powers: set[int] = field(default_factory=set[int])
-    curved: set[int] = field(default_factory=set[int])
-    sized: dict[int, Flow] = field(default_factory=dict[int, Flow])
-    whole: set[int] = field(default_factory=set[int])
-    moved: dict[int, int] = field(default_factory=dict[int, int])
-
-    def of(self, values: Sequence[int]) -> int:
-        """The roots that some values depend on together."""
-        roots = 0
-        for value in values:
-            roots |= self.data.get(value, 0)
-        return roots
 
 
 def find_guard(
@@ -131,13 +104,11 @@ def find_guard(
     """
     # Bit 0 is the log decay's, where there is one.
     roots = {value: 1 << index for index, value in enumerate(data, 0 if decays else 1)}
-    reach = _Reach(roots, sized=dict.fromkeys(sizes, SIZE))
+    reach = Reach(roots, sized=dict.fromkeys(sizes, SIZE))
     return _search(scope, nodes, reach, exempt, Sizes() if known is None else known)
 
 
-def _search(
-    scope: Scope, nodes: Sequence[int], reach: _Reach, exempt: Collection[int], known: Sizes
-) -> Reason | None:
+def _search(scope: Scope, nodes: Sequence[int], reach: Reach, exempt: Collection[int], known: Sizes) -> Reason | None:
     """`find_guard` in one scope."""
     graph = scope.graph
     follower = Follower(scope, reach.sized, known, FarReads(scope, known, reach.moved, reach.whole))
@@ -151,7 +122,8 @@ def _search(
         found = _refusal(scope, node, reach, follower, exempt=node in exempt)
         if found is not None:
             return found
-        reach.data.update(dict.fromkeys(graph.node_outputs[node], roots))
+        if not has_body(scope.model, graph, node):
+            reach.data.update(dict.fromkeys(graph.node_outputs[node], roots))
         if _is_power(graph, node, reach):
             reach.powers.update(graph.node_outputs[node])
         if graph.standard[node] == "Exp" or not reach.curved.isdisjoint(graph.reads(node)):
@@ -159,7 +131,7 @@ def _search(
     return None
 
 
-def _refusal(scope: Scope, node: int, reach: _Reach, follower: Follower, *, exempt: bool) -> Reason | None:
+def _refusal(scope: Scope, node: int, reach: Reach, follower: Follower, *, exempt: bool) -> Reason | None:
     """Why a node that data reaches is none a proof by draws can hold for."""
     graph = scope.graph
     inputs = graph.node_inputs[node]
@@ -171,7 +143,7 @@ def _refusal(scope: Scope, node: int, reach: _Reach, follower: Follower, *, exem
     return _reason(graph, node, "position-gate") if follower.spoils(node, varying) else None
 
 
-def _is_power(graph: Graph, node: int, reach: _Reach) -> bool:
+def _is_power(graph: Graph, node: int, reach: Reach) -> bool:
     """An exponential, or exponentials that are moved or multiplied."""
     if graph.standard[node] == "Exp":
         return True
@@ -179,7 +151,7 @@ def _is_power(graph: Graph, node: int, reach: _Reach) -> bool:
     return graph.standard[node] in _MOVES and all(value in reach.powers for value in read)
 
 
-def _search_bodies(scope: Scope, node: int, reach: _Reach, follower: Follower) -> Reason | None:
+def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) -> Reason | None:
     graph = scope.graph
     decided = {"If": (0,), "Loop": (0, 1)}.get(graph.standard[node], ())
     chosen = [graph.node_inputs[node][position] for position in decided if position < len(graph.node_inputs[node])]
@@ -194,64 +166,39 @@ def _search_bodies(scope: Scope, node: int, reach: _Reach, follower: Follower) -
     if reach.sized.get(trips) == GATE or (scope.shapes is None and not follower.lays_out(trips)):
         return _reason(graph, node, "position-gate")
     read, outputs = graph.reads(node), graph.node_outputs[node]
-    everything = reach.of(read)
     farthest = max((reach.moved.get(value, 0) for value in read), default=0)
     for body, inside in zip(bodies(scope.model, graph, scope.kinds, node), engines(scope.engine, node), strict=False):
         counted = body.flag != (0, 0) and limit(scope.model, graph, node, body) != 0
         if body.flag != (0, 0) and not counted and not runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
-        outer = {value: body.outside(graph, value) for value in range(1, len(body.graph.value_names))}
         within = Scope(body.model, body.graph, body.kinds, None, scope, body, inside)
-        inner = _Reach(
-            {value: reach.data[around] for value, around in outer.items() if around in reach.data}
-            | dict.fromkeys(body.carried, everything),
-            {value for value, around in outer.items() if around in reach.powers},
-            {value for value, around in outer.items() if around in reach.curved},
-            {value: reach.sized[around] for value, around in outer.items() if around in reach.sized}
-            | {counter: _counter(within, node, counter) for counter in body.counters},
-            {v for v, around in outer.items() if around in reach.data and _is_whole(scope, around, reach)},
-            {value: reach.moved[around] for value, around in outer.items() if around in reach.moved},
-        )
+        inner = reach.inside(within, node)
+        start = dict(inner.moved)
         found = _search(within, range(len(body.graph.op)), inner, (), follower.sizes)
         if found is not None:
             return found
-        farthest = max([farthest, *inner.moved.values()])
+        # What is read far away a little farther in each step, or by sizes that a choice does not show everywhere.
+        drifts = any(inner.moved.get(after, 0) > start.get(value, 0) for value, after in body.carried.items())
+        inside = max(inner.moved.values(), default=0)
+        if drifts or (sized and (inside > farthest or not only_lays_out(within, inner.data))):
+            return _reason(graph, node, "position-gate")
+        reach.leave(graph, node, body, inner, sized=sized)
+        farthest = max(farthest, inside)
     # What comes out has been as far as anything inside.
     reach.moved.update(dict.fromkeys(outputs, farthest) if farthest else {})
     reach.whole.update(() if reach.whole.isdisjoint(read) else outputs)
     return None
 
 
-def _counter(scope: Scope, node: int, counter: int) -> Flow:
-    """A loop's own counter, or one that is carried: the number of a step where it counts by one from the first."""
-    inner, around = scope.graph, scope.around
-    assert around is not None, "a counter is one of a loop"
-    place = inner.inputs.index(counter)
-    if place == 0:
-        return PLACE
-    # A carried value has its start in the scope around, and its next value among the results.
-    start = around.number(around.graph.node_inputs[node][place])
-    add = inner.producer[inner.uncast(inner.outputs[place - 1])]
-    steps = [scope.number(value) for value in inner.node_inputs[add] if inner.uncast(value) != counter]
-    return Flow(FlowKind.PLACE, int(abs(start))) if start in (-1.0, 0.0, 1.0) and steps == [1.0] else GATE
-
-
-def _is_whole(scope: Scope, around: int, reach: _Reach) -> bool:
-    """Whether a value that a body takes from the scope around has free axes there."""
-    if scope.shapes is None:
-        return around in reach.whole
-    return any(not isinstance(dim, int) for dim in scope.shapes.shape(around) or ("?",))
-
-
-def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: _Reach) -> bool:
+def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: Reach) -> bool:
     graph = scope.graph
     op, inputs = graph.standard[node], graph.node_inputs[node]
     if graph.domain[node]:
         return graph.domain[node] == "com.microsoft" and op in CONTRIB
     if op == "Cast":
-        return graph.attributes(node)["to"].i in _REAL
+        return graph.attributes(node)["to"].i in REAL
     if op == "CastLike":
-        return scope.dtype(inputs[1]) in _REAL
+        return scope.dtype(inputs[1]) in REAL
     if op == "Exp":
         # Of anything but the log decay it is no part of the rule, however small it is where it was tried.
         return reach.data[inputs[0]] == 1 and inputs[0] not in reach.curved

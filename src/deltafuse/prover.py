@@ -20,6 +20,7 @@ from deltafuse.finder import Candidate
 from deltafuse.guards import find_guard
 from deltafuse.match import Validity
 from deltafuse.neighbours import why_not
+from deltafuse.odd_terms import find_odd_term
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
 from deltafuse.readings import readings
@@ -206,7 +207,9 @@ def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int], known: 
     nodes, _ = backward_slice(graph, inputs, ends)
     sizes = [value for value, dims in setting.candidate.sizes if not all(isinstance(dim, int) for dim in dims)]
     decays = setting.pattern.decay != "none"
-    return find_guard(scope, nodes, setting.roots, sizes, setting.reading.exempt, decays=decays, known=known)
+    exempt = setting.reading.exempt
+    guard = find_guard(scope, nodes, setting.roots, sizes, exempt, decays=decays, known=known)
+    return find_odd_term(scope, nodes, setting.roots, exempt, decays=decays) if guard is None else guard
 
 
 def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outlook: Outlook) -> Proven | Reason:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from deltafuse.bodies import Body
+from deltafuse.classes import Kind
 from deltafuse.graph import Graph
 from deltafuse.reasons import Reason
 from deltafuse.shape_op import Engine
@@ -23,6 +24,13 @@ _RETYPING = frozenset({
     "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN",
     "IsInf", "ArgMax", "ArgMin", "NonZero", "If", "Loop", "Scan", "Where",
 })  # fmt: skip
+#: Operators whose result has a shape that follows from those of their operands, not from the numbers in them.
+_SHAPED_AS = frozenset({
+    "Add", "Sub", "Mul", "Div", "Neg", "Mod", "Min", "Max", "Equal", "Less", "Greater", "Not", "And", "Or", "Where",
+    "Cast", "Identity", "Unsqueeze", "Squeeze", "Concat", "Gather", "Transpose", "ScatterND",
+})  # fmt: skip
+#: Operators between a shape and what it follows from.
+_DEEPEST = 64
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Scope:
     around: Scope | None = None
     body: Body | None = None
     inside: Engine | None = None
+    _settled: dict[int, bool] = field(default_factory=dict[int, bool], repr=False)
 
     @property
     def engine(self) -> Engine | None:
@@ -60,20 +69,39 @@ class Scope:
         """The numbers of a shape or of what was computed from shapes, as far as they are known."""
         if self.shapes is not None:
             return self.shapes.contents(value)
-        outer = self._around(value)
+        outer = self.outer(value)
         return self.around.contents(outer) if outer and self.around is not None else None
 
     def _is_settled_shape(self, node: int) -> bool:
-        """In a subgraph, sizes of inner values are those of one step: only what comes from around may vary."""
-        if node < 0 or self.graph.standard[node] not in SHAPES:
-            return False
-        outer = self._around(self.graph.node_inputs[node][0])
-        if not outer or self.around is None or self.around.shapes is None:
-            return True
-        shape = self.around.shapes.shape(outer)
-        return shape is not None and all(isinstance(dim, int) for dim in shape)
+        """In a subgraph: whether a node asks for the shape of what has the same one whatever the free sizes are."""
+        asks = node >= 0 and self.graph.standard[node] in SHAPES
+        return asks and self.has_settled_shape(self.graph.node_inputs[node][0])
 
-    def _around(self, value: int) -> int:
+    def has_settled_shape(self, value: int, depth: int = 0) -> bool:
+        """Whether the shape of a value is known to be the same whatever the free sizes are."""
+        if value not in self._settled:
+            self._settled[value] = depth < _DEEPEST and self._keeps_shape(value, depth + 1)
+        return self._settled[value]
+
+    def _keeps_shape(self, value: int, depth: int) -> bool:
+        if self.shapes is not None:
+            shape = self.shapes.shape(value)
+            return shape is not None and all(isinstance(dim, int) for dim in shape)
+        assert self.body is not None, "a subgraph has a body"
+        if self.kinds[value] == Kind.CONSTANT or value in self.body.counters:
+            return True
+        # What is carried may grow.
+        outer = 0 if value in self.body.carried else self.outer(value)
+        if outer and self.around is not None:
+            return self.around.has_settled_shape(outer, depth)
+        node = self.graph.producer[value]
+        op = "" if node < 0 else self.graph.standard[node]
+        if op not in _SHAPED_AS:
+            return op in SHAPES
+        return all(self.has_settled_shape(read, depth) for read in self.graph.node_inputs[node])
+
+    def outer(self, value: int) -> int:
+        """The value of the scope around that a value is, 0 where it is computed here."""
         return self.body.outside(self.around.graph, value) if self.around and self.body else 0
 
     def number(self, value: int) -> float | None:
@@ -84,7 +112,7 @@ class Scope:
     def constant(self, value: int) -> npt.NDArray[np.float64] | None:
         """The numbers of a constant, None where it is computed or not to be read."""
         node = self.graph.producer[value]
-        outer = self._around(value)
+        outer = self.outer(value)
         if outer and self.around is not None:
             return self.around.constant(outer)
         head = self.graph.initializers.get(value) or (self.graph.constant_head(node) if node >= 0 else None)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deltafuse.bodies import has_body
+from deltafuse.constant_numbers import ConstantNumbers
 from deltafuse.far_reads import FarReads
 from deltafuse.quasi_linear import LARGEST_CHUNK
 from deltafuse.scope import SHAPES
@@ -82,6 +83,8 @@ class Follower(SizedValues):
         given = [self.flows.get(value) for value in read]
         if all(flow is None for flow in given):
             return None
+        if op == "Where" and self._is_never(read[0]):
+            return given[2]
         if GATE in given or (scope.shapes is None and not all(self.lays_out(v) for v in read if self.is_size(v))):
             return GATE
         contents = self.numbers(outputs[0]) if len(outputs) == 1 else None
@@ -92,6 +95,16 @@ class Follower(SizedValues):
         if not op or has_body(scope.model, graph, node):
             return GATE
         return self._rule(op, node, given)
+
+    def _is_never(self, value: int) -> bool:
+        """Whether sizes are asked for negative ones: exporters look for a -1 in the shape of an Expand."""
+        graph, numbers = self.scope.graph, ConstantNumbers(self.scope)
+        node = graph.producer[value]
+        if node < 0 or graph.standard[node] != "Equal":
+            return False
+        sizes, wanted = graph.node_inputs[node]
+        shape, few = graph.producer[sizes], numbers.of(wanted)
+        return shape >= 0 and graph.standard[shape] in SHAPES and few is not None and max(few, default=0.0) < 0.0
 
     def _rule(self, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
         graph_inputs = self.scope.graph.node_inputs[node]
