@@ -25,6 +25,8 @@ from deltafuse.size_flow import GATE, SIZE, Sizes
 from deltafuse.size_rules import Follower
 from deltafuse.while_loops import limit, runs_through
 
+_SQUEEZES = frozenset({"Constant", "Squeeze", "Identity"})
+
 TEXTS.update(
     {
         "piecewise": "the operator {op} ({node}) changes the result only for some values (a clamp, a comparison, "
@@ -159,7 +161,8 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
         return _reason(graph, node, "piecewise")
     sized = graph.standard[node] == "If" and any(value in reach.sized for value in chosen)
     # A choice that comes round again is tried at each of its turns.
-    if sized and (scope.shapes is None or not period(graph, scope.shapes, chosen[0])[0]):
+    turns = scope.shapes is not None and period(graph, scope.shapes, chosen[0])[0]
+    if sized and not turns and not _squeezes(scope, node):
         return _reason(graph, node, "position-gate")
     # What a trip count is in the main graph's sizes is looked at elsewhere, with what it should be.
     trips = chosen[0] if graph.standard[node] == "Loop" else 0
@@ -188,6 +191,12 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
     reach.moved.update(dict.fromkeys(outputs, farthest) if farthest else {})
     reach.whole.update(() if reach.whole.isdisjoint(read) else outputs)
     return None
+
+
+def _squeezes(scope: Scope, node: int) -> bool:
+    """Whether a choice is only between an axis of one that goes and one that stays, as torch's squeeze is written."""
+    branches = list(bodies(scope.model, scope.graph, scope.kinds, node))
+    return scope.shapes is None and all({*body.graph.standard} <= _SQUEEZES for body in branches)
 
 
 def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: Reach) -> bool:
