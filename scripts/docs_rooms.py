@@ -66,7 +66,7 @@ ROOMS = (
         "targets, files",
         (
             "graph", "classes", "scope", "bodies", "enclosed", "subgraphs", "functions", "inlining", "calls", "ordering",
-            "while_loops", "constants", "dtypes",
+            "while_loops", "constants", "constant_numbers", "dtypes",
         ),
     ),
     Room(
@@ -94,7 +94,7 @@ ROOMS = (
         "targets, files",
         (
             "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*", "validity",
-            "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
+            "odd_terms", "term*", "contractions", "carried", "reach", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
         ),
     ),
     Room(
