@@ -48,8 +48,8 @@ ROOMS = (
         "Reports",
         "tables, JSON documents, HTML pages, made from the dataclasses that stages hand on",
         "how a value in a report came about",
-        ("report*", "tables*", "html*", "plots", "notes", "outcome", "reasons", "page*", "picture", "layer_map", "evidence",
-         "operator_counts"),
+        ("report*", "tables*", "html*", "plots", "notes", "outcome", "reasons", "page*", "picture",
+         "layer_map", "evidence", "operator_counts"),
     ),
     Room(
         "The file",
@@ -57,7 +57,7 @@ ROOMS = (
         "what a rule is",
         (
             "wire", "scanner", "lockstep", "protobuf", "messages", "tensors", "edits", "composing", "external",
-            "locations", "copies", "files", "turns", "sidecars", "ragged", "sanity", "probing",
+            "locations", "copies", "files", "turns", "sidecars", "ragged", "sanity", "probing", "nesting",
         ),
     ),
     Room(
@@ -65,8 +65,8 @@ ROOMS = (
         "values, producers, consumers, classes, subgraphs and functions of one scope",
         "targets, files",
         (
-            "graph", "classes", "scope", "bodies", "enclosed", "subgraphs", "functions", "inlining", "calls", "ordering",
-            "while_loops", "constants", "constant_numbers", "dtypes",
+            "graph", "classes", "scope", "bodies", "enclosed", "nesting", "subgraphs", "functions", "inlining", "calls",
+            "ordering", "while_loops", "constants", "dtypes",
         ),
     ),
     Room(
@@ -79,8 +79,8 @@ ROOMS = (
         "Finding",
         "where a rule could be: anchors, cones, roots, what lies in bodies and functions",
         "numerics, targets",
-        ("searching", "finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers", "parted", "readings",
-         "wiring", "signature", "ahead"),
+        ("searching", "finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers", "parted",
+         "readings", "wiring", "signature", "ahead"),
     ),
     Room(
         "Running a cut",
@@ -93,8 +93,8 @@ ROOMS = (
         "a candidate and a pattern make a match, or a reason why not",
         "targets, files",
         (
-            "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*", "validity",
-            "odd_terms", "term*", "contractions", "carried", "reach", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
+            "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*",
+            "validity", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
         ),
     ),
     Room(

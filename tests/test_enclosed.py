@@ -20,6 +20,8 @@ import bodied
 import graphs
 import mutants
 from deltafuse import api, drafting, patterns, targets, verify
+from deltafuse.choosing import of_options
+from deltafuse.clock import Clock
 from deltafuse.enclosed import Enclosed, enter
 from deltafuse.lint import lint
 from deltafuse.match import Plan
@@ -29,7 +31,7 @@ from deltafuse.probe import Worker
 from deltafuse.protobuf import write_field, write_varint
 from deltafuse.reasons import Reason
 from deltafuse.rollback import rollback
-from deltafuse.searching import Clock, Search
+from deltafuse.searching import Search
 from deltafuse.verify_bars import EXACT
 from exports import export, exports
 
@@ -482,7 +484,7 @@ def test_no_axis_is_fixed_inside_a_body(tmp_path: Path) -> None:
     (then,) = (index for index, some in enumerate(plans) if some)
     plan = plans[then][0]
     plans[then] = [replace(plan, pins=((plan.match.query.value, 0, 1),))]
-    outlined = drafting.outline(options, scopes, plans, targets.get("ort"))
+    outlined = drafting.outline(of_options(options), scopes, plans)
     changes = outlined[then].changes
     assert isinstance(changes, Reason)
     assert changes.code == "body-pins"

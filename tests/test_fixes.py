@@ -16,8 +16,8 @@ from deltafuse.reasons import TEXTS, Reason
 SOURCES = Path(deltafuse.__file__).parent
 #: What a fix begins with: a verb that tells the reader to do something.
 VERBS = frozenset({
-    "accept", "add", "apply", "bring", "cast", "compare", "compute", "copy", "declare", "end", "export", "feed",
-    "fill", "fold", "free", "fuse", "give", "inline", "leave", "let", "load", "look", "make", "mask", "move",
+    "accept", "add", "apply", "bring", "cast", "change", "compare", "compute", "copy", "declare", "end", "export",
+    "feed", "fill", "fold", "free", "fuse", "give", "inline", "leave", "let", "load", "look", "make", "mask", "move",
     "multiply", "negate", "number", "pad", "pin", "put", "raise", "read", "remove", "run", "say", "set", "shift",
     "store", "swap", "take", "trace", "transpose", "undo", "update", "use", "write",
 })  # fmt: skip

@@ -15,11 +15,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import deltafuse
-from deltafuse import pipeline
+from deltafuse import drafting, pipeline
 from deltafuse.adjusting import Adjustments
 from deltafuse.classes import classify
 from deltafuse.demo import MODELS
-from deltafuse.drafting import Draft
 from deltafuse.evidence import Evidence
 from deltafuse.html_base import asset, embedded_json, packed
 from deltafuse.html_fuse import LAYOUT, page
@@ -56,7 +55,7 @@ def evidence(model: onnx.ModelProto, tmp_path: Path) -> Evidence:
     """What a run that found nothing knows of a model."""
     onnx.save(model, tmp_path / "model.onnx")
     scanned = scan(tmp_path / "model.onnx")
-    return Evidence(scanned, scanned, classify(scanned), Shapes(scanned), {}, Draft((), (), Adjustments()))
+    return Evidence(scanned, scanned, classify(scanned), Shapes(scanned), {}, drafting.Part((), (), Adjustments()))
 
 
 @pytest.fixture(scope="module")

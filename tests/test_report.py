@@ -79,6 +79,7 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
         "rule",
         "form",
         "op",
+        "inside",
         "roles",
         "outputs",
         "dims",

@@ -29,7 +29,8 @@ from deltafuse.wire import Model, Part
 __all__ = ["FUSED", "Enclosed", "enter", "every", "fused_bodies", "held_bodies", "mentions"]
 
 TEXTS["body-malformed"] = (
-    "what may be a delta rule lies inside {node} ({op}), whose body cannot be looked at on its own: {fault}"
+    "what may be a delta rule lies inside {node} ({op}), whose body cannot be looked at on its own ({fault}); "
+    "export the model again, or move the rule out of the body"
 )
 
 #: What a body with a fused node mentions.

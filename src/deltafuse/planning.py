@@ -17,7 +17,7 @@ TEXTS.update(
     {
         "batch-one-only": "the site is right for a batch of one only and the batch is to be another, or free; "
         "leave --batch out, or export the model with batch 1",
-        "left-out": "left out: {why}; give another {option} to take the site",
+        "left-out": "left out: {why}; change {option} to take the site",
         "pin-out-of-range": "--pin {symbol}={size}: the unfused graph is the rule for {valid} tokens only, "
         "so nothing can be compared at {size}; pin a size within, or drop --pin and read the note on valid_tokens",
     }
