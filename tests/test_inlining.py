@@ -173,3 +173,41 @@ def test_a_function_without_meaning_is_left_alone(fault: str, tmp_path: Path) ->
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx")
     assert graphs.codes(report) == ["unsupported-operator"]
     assert not (tmp_path / "fused.onnx").exists()
+
+
+def test_defaults_of_a_function_hold_and_its_nodes_have_names_of_their_own(tmp_path: Path) -> None:
+    model = calling(2)
+    (function,) = model.functions
+    (turn,) = [node for node in function.node if node.op_type == "Tanh" and node.input[0] == "query"]
+    turn.op_type, turn.name = "Softmax", "turn"
+    turn.attribute.append(onnx.AttributeProto(name="axis", ref_attr_name="axis", type=onnx.AttributeProto.INT))
+    function.attribute_proto.append(helper.make_attribute("axis", 2))
+    path, fused = graphs.save(model, tmp_path), tmp_path / "fused.onnx"
+    report = graphs.fuse(path, fused)
+    assert [site.status for site in report.sites] == ["fused", "fused"]
+    written = onnx.load(fused)
+    assert [node.attribute[0].i for node in written.graph.node if node.op_type == "Softmax"] == [2, 2]
+    names = [node.name for node in written.graph.node if node.name]
+    assert len(names) == len(set(names))
+    lowered = graphs.lowered_double(written, report)
+    assert graphs.difference(lowered, graphs.double(model), graphs.wide_feeds(model, 1)) < SAME
+
+
+def test_a_call_whose_body_gives_back_what_it_takes_stays(tmp_path: Path) -> None:
+    model = calling(1)
+    (function,) = model.functions
+    flag = helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, [])
+    count = helper.make_tensor_value_info("count", onnx.TensorProto.INT64, [])
+    kept = helper.make_tensor_value_info("kept", onnx.TensorProto.FLOAT, None)
+    made = helper.make_tensor_value_info("made", onnx.TensorProto.FLOAT, None)
+    body = helper.make_graph([helper.make_node("Tanh", ["kept"], ["made"])], "body", [count, flag, kept], [flag, made])
+    (turn,) = [node for node in function.node if node.op_type == "Tanh" and node.input[0] == "query"]
+    at = list(function.node).index(turn)
+    del function.node[at]
+    trips = helper.make_node("Constant", [], ["trips"], value=helper.make_tensor("t", onnx.TensorProto.INT64, [], [1]))
+    yes = helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("y", onnx.TensorProto.BOOL, [], [True]))
+    loop = helper.make_node("Loop", ["trips", "yes", "query"], ["turned"], body=body)
+    for node in (loop, yes, trips):
+        function.node.insert(at, node)
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx")
+    assert (report.exit, graphs.codes(report)) == (3, ["inside-body"])

@@ -161,7 +161,7 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
         return _reason(graph, node, "piecewise")
     sized = graph.standard[node] == "If" and any(value in reach.sized for value in chosen)
     # A choice that comes round again is tried at each of its turns.
-    turns = scope.shapes is not None and period(graph, scope.shapes, chosen[0])[0]
+    turns = sized and scope.shapes is not None and period(graph, scope.shapes, chosen[0])[0]
     if sized and not turns and not _squeezes(scope, node):
         return _reason(graph, node, "position-gate")
     # What a trip count is in the main graph's sizes is looked at elsewhere, with what it should be.

@@ -121,6 +121,9 @@ def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | N
     own = model.opset_imports
     if any(own.get(domain, version) != version for domain, version in versions.items()):
         return None
+    # The inliner knows no defaults: an attribute that is not given would get that of the operator which refers to it.
+    given = {attribute.name for attribute in call.attribute}
+    call.attribute.extend(default for default in function.attribute_proto if default.name not in given)
     inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in names if n] for names in (call.input, call.output))
     alone = onnx.ModelProto(
         ir_version=model.ir_version,
@@ -137,7 +140,18 @@ def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | N
     if len(written) != len(set(written)) or not {info.name for info in outputs} <= set(written):
         # A function that no call has a meaning for: it stays as it is.
         return None
+    if not all(_gives_results(attribute.g) for one in result.graph.node for attribute in one.attribute):
+        # The inliner renames what a body takes and not what it gives back, where both are one.
+        return None
     return tuple(_renamed(graph, result.graph.node, {info.name for info in (*inputs, *outputs)}, f"{node}.{depth}"))
+
+
+def _gives_results(body: onnx.GraphProto) -> bool:
+    """Whether a body, and each body in it, has all that it gives back; true of none."""
+    known = {name for node in body.node for name in node.output}
+    known |= {info.name for info in (*body.input, *body.initializer)}
+    inner = (attribute.g for node in body.node for attribute in node.attribute)
+    return {info.name for info in body.output} <= known and all(map(_gives_results, inner))
 
 
 def _imports(model: Model, calls: Iterable[int]) -> tuple[tuple[str, int], ...]:
@@ -162,6 +176,7 @@ def _renamed(graph: Graph, nodes: Iterable[onnx.NodeProto], kept: set[str], suff
 
     def rename(scope: Iterable[onnx.NodeProto]) -> None:
         for node in scope:
+            node.name = node.name and f"{node.name}/{suffix}"
             node.input[:] = [name(value) for value in node.input]
             node.output[:] = [name(value) for value in node.output]
             for attribute in node.attribute:
