@@ -41,7 +41,7 @@ TEXTS.update(
     {
         "not-convex": "something outside the site lies between its outputs and its inputs, so it cannot be one node; "
         "feed the site nothing that is computed from its own results",
-        "further-operand": "the result {value} depends on {operand} too, which is no operand of {rule}: "
+        "further-operand": "the result {value} depends on {operand} too, which is no operand of {rule}; "
         "let it act on the operands in front of the site, or take it out of the model",
         "decay-shape": "the gate has the shape {shape}, not one number per {wanted}: the gate of another rule; give "
         "it one number per {wanted}, or leave the site as it is",
