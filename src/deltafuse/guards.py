@@ -175,15 +175,12 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
         if body.flag != (0, 0) and not counted and not runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
         within = Scope(body.model, body.graph, body.kinds, None, scope, body, engine)
-        inner = reach.inside(within, node)
-        start = dict(inner.moved)
-        found = _search(within, range(len(body.graph.op)), inner, (), follower.sizes)
-        if found is not None:
-            return found
-        # What is read far away a little farther in each step, or by sizes that a choice does not show everywhere.
-        drifts = any(inner.moved.get(after, 0) > start.get(value, 0) for value, after in body.carried.items())
+        inner = _settled(within, node, reach, follower.sizes)
+        if isinstance(inner, Reason):
+            return inner
         inside = max(inner.moved.values(), default=0)
-        if drifts or (sized and (inside > farthest or not only_lays_out(within, inner.data))):
+        # By sizes that are not all tried, a branch is not to read farther away, nor to compute anything.
+        if sized and (inside > farthest or not only_lays_out(within, inner.data)):
             return _reason(graph, node, "position-gate")
         reach.leave(graph, node, body, inner, sized=sized)
         farthest = max(farthest, inside)
@@ -191,6 +188,27 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
     reach.moved.update(dict.fromkeys(outputs, farthest) if farthest else {})
     reach.whole.update(() if reach.whole.isdisjoint(read) else outputs)
     return None
+
+
+def _settled(within: Scope, node: int, reach: Reach, known: Sizes) -> Reach | Reason:
+    """Goes through a body until no step of it hands on what is read farther away than in the step before."""
+    body, around = within.body, within.around
+    assert body is not None, "a subgraph takes values from around"
+    assert around is not None, "a subgraph lies in a scope"
+    farther: dict[int, int] = {}
+    # A move that each step makes again shows once it has gone through all that is carried.
+    for _ in range(len(body.carried) + 1):
+        inner = reach.inside(within, node)
+        inner.moved.update(farther)
+        found = _search(within, range(len(body.graph.op)), inner, (), known)
+        if found is not None:
+            return found
+        ends = {value: inner.moved.get(after, 0) for value, after in body.carried.items()}
+        more = {value: moved for value, moved in ends.items() if moved > inner.moved.get(value, 0)}
+        if not more:
+            return inner
+        farther |= more
+    return _reason(around.graph, node, "position-gate")
 
 
 def _squeezes(scope: Scope, node: int) -> bool:
