@@ -184,3 +184,35 @@ def test_a_loop_that_reads_in_place_does_no_harm(tmp_path: Path) -> None:
     made = shifting("three", "no_pads", "Identity(y)")
     model = changed(("v0 = Gather<axis = 1>(value, i)", f"{made}    v0 = Identity(v9)"))
     assert outcome(model, tmp_path) == (0, [""])
+
+
+STEPS = """
+<ir_version: 8, opset_import: ["" : 18]>
+steps (float[N,4] x, int64 count) => (float y)
+<bool on = {1}, int64[1] first = {0}, int64[1] hundred = {100}, int64[1] end = {9223372036854775807}>
+{
+  y, other = Loop(count, on, x, x)<body = b (int64 i, bool c, float s, float t) => (bool c2, float s9, float t9) {
+    c2 = Identity(c)
+    BODY
+  }>
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        # From around and once through what is carried: as far in each step.
+        ("far = Slice(x, hundred, end, first)\n    s9 = Add(s, far)\n    t9 = Neg(t)", ""),
+        ("far = Slice(x, hundred, end, first)\n    t9 = Neg(far)\n    s9 = Slice(t, hundred, end, first)", ""),
+        ("s9 = Slice(s, hundred, end, first)\n    t9 = Neg(t)", "position-gate"),
+        # Through one and the other in turn.
+        ("s9 = Neg(t)\n    t9 = Slice(s, hundred, end, first)", "position-gate"),
+    ],
+)
+def test_moves_add_up_where_steps_make_them_again(body: str, code: str, tmp_path: Path) -> None:
+    model = graphs.scanned(graphs.parse(STEPS.replace("BODY", body)), tmp_path)
+    graph = model.graph
+    scope = Scope(model, graph, classify(model), Shapes(model))
+    found = find_guard(scope, range(len(graph.op)), [graph.find("x")], (), ())
+    assert ("" if found is None else found.code) == code
