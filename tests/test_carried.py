@@ -94,6 +94,58 @@ def test_sizes_inside_a_body_lay_out(made: str, tmp_path: Path) -> None:
     assert outcome(changed((DELTA, made)), tmp_path) == (0, [""])
 
 
+#: As torch's squeeze is exported: an axis of one goes, else all stays.
+SQUEEZED = """wide = MatMul(q2, s9)
+    sizes = Shape(wide)
+    size = Gather(sizes, minus)
+    single = Equal(size, one)
+    o = If(single)<then_branch = t () => (float x) { x = Squeeze(wide, row) },
+        else_branch = e () => (float z) { z = Identity(wide) }>"""
+
+
+def squeezing(*edits: tuple[str, str]) -> onnx.ModelProto:
+    """`loops.LOOP` whose output of a step is squeezed."""
+    text = SQUEEZED
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    return changed(
+        ("float scale", "int64 minus = {-2}, float scale"),
+        ("q2 = Unsqueeze(q1, last)\n    read = Mul(s9, q2)", "q2 = Unsqueeze(q1, row)"),
+        ("o = ReduceSum<keepdims = 0>(read, row)", text),
+    )
+
+
+def test_an_axis_that_goes_where_it_is_one_does_no_harm(tmp_path: Path) -> None:
+    assert outcome(squeezing(), tmp_path) == (0, [""])
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        # Another size is asked for, another comparison; something else is done where it is not one, or beside it.
+        [("sizes = Shape(wide)", "sizes = Shape(value)"), ("Equal(size, one)", "Less(size, far)")],
+        [("Equal(size, one)", "Less(size, far)")],
+        [("z = Identity(wide)", "z = Neg(wide)")],
+        [("x = Squeeze(wide, row)", "other = Identity(s)\n      x = Squeeze(wide, row)")],
+    ],
+)
+def test_another_choice_by_a_size_in_a_body_refuses(edits: list[tuple[str, str]], tmp_path: Path) -> None:
+    assert outcome(squeezing(*edits), tmp_path) == (3, ["position-gate"])
+
+
+def test_an_axis_of_a_factor_that_goes_from_some_size_on_refuses(tmp_path: Path) -> None:
+    # One row for each head becomes one column for each: of one sequence, with as many heads as value columns.
+    made = (
+        "sizes = Shape(value)\n    size = Gather(sizes, axis)\n    low = Less(size, far)\n"
+        "    b9 = If(low)<then_branch = t () => (float x) { x = Identity(b1) },"
+        " else_branch = e () => (float z) { z = Squeeze(b1, last) }>\n    delta = Mul(missing, b9)"
+    )
+    square = [(f"float[B,T,4,3] {name}", f"float[B,T,4,4] {name}") for name in ("value", "out")]
+    square += [(f"float[B,4,5,3] {name}", f"float[B,4,5,4] {name}") for name in ("state)", "final_state")]
+    assert outcome(changed(*square, (DELTA, made)), tmp_path) == (3, ["position-gate"])
+
+
 def carrying(start: str, kind: str, step: str, made: str) -> onnx.ModelProto:
     """`loops.LOOP` with one more carried value, ``n``."""
     return changed(

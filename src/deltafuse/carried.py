@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from deltafuse.bodies import Body
+from deltafuse.bodies import Body, bodies
 from deltafuse.constant_numbers import ConstantNumbers
 from deltafuse.scope import SHAPES, Scope
 from deltafuse.size_flow import GATE, PLACE, Flow, FlowKind
@@ -68,3 +68,43 @@ def only_lays_out(scope: Scope, data: Collection[int]) -> bool:
         if op not in _LAYS_OUT or any(value and not numbers.are_zeros(value) for value in fill):
             return False
     return True
+
+
+def squeezes(scope: Scope, node: int) -> bool:
+    """Whether a choice is torch's squeeze: an axis goes where its own size is one, and else all stays as it is.
+
+    Args:
+        scope: that the choice lies in.
+        node: an If.
+    """
+    graph = scope.graph
+    asked = _asked(scope, graph.node_inputs[node][0])
+    if asked is None:
+        return False
+    value, axis = asked
+    for body in bodies(scope.model, graph, scope.kinds, node):
+        within = Scope(body.model, body.graph, body.kinds, None, scope, body)
+        for inner, op in enumerate(body.graph.standard):
+            inputs = body.graph.node_inputs[inner]
+            if op == "Constant":
+                continue
+            same = op == "Identity" or (op == "Squeeze" and len(inputs) == 2 and within.number(inputs[1]) == axis)
+            if not same or within.outer(inputs[0]) != value:
+                return False
+    return True
+
+
+def _asked(scope: Scope, condition: int) -> tuple[int, float] | None:
+    """The value, and its axis, whose size a condition holds against one; None where it asks for something else."""
+    graph, value, axis = scope.graph, condition, None
+    for op in ("Equal", "Gather", "Shape"):
+        node = graph.producer[value]
+        if node < 0 or graph.standard[node] != op:
+            return None
+        inputs = graph.node_inputs[node]
+        number = scope.number(inputs[1]) if op != "Shape" else None
+        if (op == "Equal" and number != 1.0) or (op == "Shape" and graph.attributes(node)):
+            return None
+        axis = number if op == "Gather" else axis
+        value = inputs[0]
+    return None if axis is None else (value, axis)

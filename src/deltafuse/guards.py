@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from onnx import AttributeProto
 
 from deltafuse.bodies import bodies, has_body
-from deltafuse.carried import only_lays_out
+from deltafuse.carried import only_lays_out, squeezes
 from deltafuse.classes import Kind
 from deltafuse.dtypes import REAL
 from deltafuse.far_reads import FarReads
@@ -24,8 +24,6 @@ from deltafuse.size_choices import period
 from deltafuse.size_flow import GATE, SIZE, Sizes
 from deltafuse.size_rules import Follower
 from deltafuse.while_loops import limit, runs_through
-
-_SQUEEZES = frozenset({"Constant", "Squeeze", "Identity"})
 
 TEXTS.update(
     {
@@ -162,7 +160,7 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
     sized = graph.standard[node] == "If" and any(value in reach.sized for value in chosen)
     # A choice that comes round again is tried at each of its turns.
     turns = sized and scope.shapes is not None and period(graph, scope.shapes, chosen[0])[0]
-    if sized and not turns and not _squeezes(scope, node):
+    if sized and not turns and not squeezes(scope, node):
         return _reason(graph, node, "position-gate")
     # What a trip count is in the main graph's sizes is looked at elsewhere, with what it should be.
     trips = chosen[0] if graph.standard[node] == "Loop" else 0
@@ -209,12 +207,6 @@ def _settled(within: Scope, node: int, reach: Reach, known: Sizes) -> Reach | Re
             return inner
         farther |= more
     return _reason(around.graph, node, "position-gate")
-
-
-def _squeezes(scope: Scope, node: int) -> bool:
-    """Whether a choice is only between an axis of one that goes and one that stays, as torch's squeeze is written."""
-    branches = list(bodies(scope.model, scope.graph, scope.kinds, node))
-    return scope.shapes is None and all({*body.graph.standard} <= _SQUEEZES for body in branches)
 
 
 def _analytic(scope: Scope, node: int, varying: Sequence[int], reach: Reach) -> bool:
