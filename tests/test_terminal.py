@@ -18,8 +18,8 @@ from rich.progress import Progress as RichBars
 import deltafuse
 from conftest import Outcome
 from deltafuse import console, tables
-from deltafuse.operator_counts import title
 from deltafuse.patterns import loaded
+from deltafuse.probing import title
 from deltafuse.tables import print_fuse
 from deltafuse.tables_sites import recurrence_text
 from exports import export

@@ -38,7 +38,7 @@ def page(report: FuseReport, evidence: Evidence) -> str:
     pictures = Pictures(evidence)
     details = sites(evidence, report.sites, pictures)
     counts = {status: sum(site.status == status for site in report.sites) for status in STATUS_STYLES}
-    shown = bars(evidence)
+    shown = bars(report)
     template = environment().get_template("fuse.html.j2")
     return template.render(
         report=report,

@@ -233,7 +233,7 @@ class FuseReport:
     """What a fuse or inspect run found and did.
 
     Attributes:
-        operators: operator -> nodes of it before and after, of the main graph.
+        operators: operator -> nodes of it before and after, of the graphs that were searched.
     """
 
     model: str

@@ -10,13 +10,9 @@ from onnx import NodeProto
 from deltafuse.drafting import Draft
 from deltafuse.fused import fused_type
 from deltafuse.graph import Graph
+from deltafuse.probing import title
 from deltafuse.splice import adapted_nodes
 from deltafuse.wire import Model
-
-
-def title(op: str, domain: str, kind: str = "") -> str:
-    """An operator with its domain, ``ai.onnx`` left out, and the type of a Custom node."""
-    return f"{domain}.{op}" if domain else f"{op} {kind}" if kind else op
 
 
 def emitted_of(nodes: Iterable[NodeProto]) -> dict[str, int]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltafuse.dims import Dim
 from deltafuse.evidence import Evidence
 from deltafuse.match import FuseReport
-from deltafuse.page_nodes import node_title
-from deltafuse.probing import byte_size, short_dtype, title
+from deltafuse.probing import byte_size, short_dtype
 from deltafuse.tensors import TensorHead
 
 #: Operators that have a bar of their own.
@@ -97,9 +96,9 @@ def ends(evidence: Evidence, report: FuseReport) -> list[End]:
     return found
 
 
-def bars(evidence: Evidence) -> list[Bar]:
+def bars(report: FuseReport) -> list[Bar]:
     """The operators that are there most often, before or after, and all others as one bar."""
-    before, after = counts(evidence)
+    before, after = counts(report)
     order = sorted(before | after, key=lambda op: (-max(before[op], after[op]), op))
     # What is new is what it is all about.
     new = [op for op in order if not before[op]]
@@ -111,16 +110,8 @@ def bars(evidence: Evidence) -> list[Bar]:
     return found
 
 
-def counts(evidence: Evidence) -> tuple[Counter[str], Counter[str]]:
-    """Nodes of the main graph by operator, before and after."""
-    file, graph, draft = evidence.file.graph, evidence.model.graph, evidence.draft
-    before = Counter(map(title, file.op, file.domain))
-    after = Counter(map(title, graph.op, graph.domain))
-    gone = {node for _, nodes in draft.removed for node in nodes}
-    after.subtract(title(graph.op[node], graph.domain[node]) for node in gone)
-    after.update(node_title(node) for plan in draft.plans for node in plan.nodes)
-    return Counter(dict(_some(before))), Counter(dict(_some(after)))
-
-
-def _some(counted: Counter[str]) -> Iterator[tuple[str, int]]:
-    return ((op, count) for op, count in counted.items() if count)
+def counts(report: FuseReport) -> tuple[Counter[str], Counter[str]]:
+    """Nodes by operator, before and after; a Custom node goes by what it calls."""
+    pairs = [(op.removeprefix("Custom "), pair) for op, pair in report.operators.items()]
+    before, after = (Counter({op: pair[side] for op, pair in pairs if pair[side]}) for side in (0, 1))
+    return before, after

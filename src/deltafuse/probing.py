@@ -136,9 +136,9 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
     )  # fmt: skip
 
 
-def title(op: str, domain: str) -> str:
-    """An operator with its domain, ``ai.onnx`` left out."""
-    return f"{domain}.{op}" if domain else op
+def title(op: str, domain: str, kind: str = "") -> str:
+    """An operator with its domain, ``ai.onnx`` left out, and the type of a Custom node."""
+    return f"{domain}.{op}" if domain else f"{op} {kind}" if kind else op
 
 
 def _regex(text: str | None) -> re.Pattern[str] | None:
