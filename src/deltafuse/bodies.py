@@ -74,11 +74,15 @@ def bodies(model: Model, graph: Graph, kinds: bytearray, node: int) -> Iterator[
         return
     if graph.standard[node] not in CONTROL:
         return
-    attributes = graph.attributes(node)
-    for name, span in zip(attributes, graph.attribute_spans[node], strict=True):
+    for _, span in body_attributes(graph, node):
+        yield _body(model, graph, kinds, node, scan_body(model, span))
+
+
+def body_attributes(graph: Graph, node: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Name and byte range of each attribute of an If, Loop or Scan that is a subgraph, in the order of the file."""
+    for name, span in zip(graph.attributes(node), graph.attribute_spans[node], strict=True):
         if name in ("body", "then_branch", "else_branch"):
-            inner = scan_body(model, span)
-            yield _body(model, graph, kinds, node, inner)
+            yield name, span
 
 
 def _counts(graph: Graph, value: int, after: int) -> bool:

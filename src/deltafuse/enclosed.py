@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from deltafuse.bodies import CONTROL
+from deltafuse.bodies import CONTROL, body_attributes
 from deltafuse.classes import Kind, classify, classify_scope
 from deltafuse.graph import Graph
 from deltafuse.ordering import in_order, is_sorted
 from deltafuse.protobuf import LENGTH, fields
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scanner import Scanner
-from deltafuse.shape_op import Engine, Op
-from deltafuse.shape_rules_control import loop_engine, scan_engine
+from deltafuse.shape_bodies import engines
 from deltafuse.shapes import Shapes
 from deltafuse.subgraphs import free_names
 from deltafuse.tensors import TensorHead
@@ -35,9 +34,6 @@ TEXTS["body-malformed"] = (
 
 #: What a body with a fused node mentions.
 FUSED = ("GatedDelta", "LinearAttention", "CausalConvWithState")
-
-_BODIES = ("body", "then_branch", "else_branch")
-
 
 @dataclass(frozen=True)
 class Enclosed:
@@ -110,18 +106,12 @@ def enter(around: Enclosed, node: int) -> tuple[Enclosed, ...] | Reason:
         One for each body, in the file's order; ``body-malformed`` where one cannot be taken for itself.
     """
     found: list[Enclosed] = []
-    for name, span in _body_attributes(around.model.graph, node):
+    for name, span in body_attributes(around.model.graph, node):
         body = _Reader(around, node, name, span).read()
         if isinstance(body, Reason):
             return body
         found.append(body)
     return tuple(found)
-
-
-def _body_attributes(graph: Graph, node: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    for name, span in zip(graph.attributes(node), graph.attribute_spans[node], strict=True):
-        if name in _BODIES:
-            yield name, span
 
 
 class _Reader:
@@ -239,7 +229,7 @@ class _Reader:
     def _shapes(self, model: Model) -> Shapes:
         """What is known of its inputs; what runs inside tells nothing of what is outside."""
         outer, graph = self._around.shapes, model.graph
-        engine = self._engine()
+        engine = next(engines(outer, self._node))
         shapes = Shapes(model)
         shapes.names = outer.names.copy()
         shapes.unions = outer.unions.copy(shapes.names.rank)
@@ -256,18 +246,6 @@ class _Reader:
                 shapes.names.add_inputs(shape or ())
                 shapes.define(value, shape, dtype)
         return shapes
-
-    def _engine(self) -> Engine | None:
-        """The engine of the shape rules for the body, what a Loop carries with the sizes that no step changes."""
-        outer, graph, node = self._around.shapes, self._graph, self._node
-        for value in graph.reads(node):
-            outer.shape(value)
-            outer.dtype(value)
-            outer.contents(value)
-        op = graph.standard[node]
-        if op == "Loop":
-            return loop_engine(Op(outer, node))
-        return scan_engine(Op(outer, node)) if op == "Scan" else None
 
 
 def _given_twice(graph: Graph, constants: Iterable[TensorHead]) -> str:

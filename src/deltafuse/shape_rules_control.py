@@ -140,18 +140,6 @@ def _loop_fixpoint(op: Op) -> tuple[Engine, Sequence[PartialShape | None]] | Non
         carried = kept
 
 
-def loop_engine(op: Op) -> Engine | None:
-    """The body of a Loop with sizes of what it carries that hold in every step; None where they are not known."""
-    found = _loop_fixpoint(op)
-    return None if found is None else found[0]
-
-
-def scan_engine(op: Op) -> Engine | None:
-    """The body of a Scan with the sizes of its states and of one slice; None where they are not known."""
-    found = _scan_body(op)
-    return None if found is None else found[0]
-
-
 def _same(a: PartialShape | None, b: PartialShape | None) -> bool:
     return (None if a is None else list(a)) == (None if b is None else list(b))
 
