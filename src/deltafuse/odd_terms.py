@@ -106,12 +106,10 @@ class _Search(TermRules):
 
     def _body(self, node: int, body: Body) -> _Search | Reason:
         """Goes through a body until what it carries stays what it is."""
-        graph = self.scope.graph
-        outer = {value: body.outside(graph, value) for value in range(1, len(body.graph.value_names))}
         within = Scope(body.model, body.graph, body.kinds, None, self.scope, body)
-        numbers = ConstantNumbers(within)
+        outer, numbers = within.outers(), ConstantNumbers(within)
         terms = {value: self.terms[around] for value, around in outer.items() if around in self.terms}
-        whole = {value for value in terms if self._is_whole(outer[value])}
+        whole = {value for value in terms if self.scope.has_free_axes(outer[value], self.whole)}
         noughts = [value for value in body.carried if value not in terms and self.numbers.are_zeros(outer[value])]
         terms.update(dict.fromkeys(noughts, Term.ZERO))
         carried = [(value, after) for value, after in body.carried.items() if body.graph.uncast(after) != value]
@@ -138,8 +136,3 @@ class _Search(TermRules):
         """Whether a loop takes the same number of steps whatever the sizes are."""
         trips = self.scope.graph.node_inputs[node][0]
         return self.scope.graph.standard[node] == "Loop" and trips != 0 and self.scope.number(trips) is not None
-
-    def _is_whole(self, value: int) -> bool:
-        if self.scope.shapes is None:
-            return value in self.whole
-        return any(not isinstance(dim, int) for dim in self.scope.shapes.shape(value) or ("?",))

@@ -49,9 +49,9 @@ class Reach:
         scope, body = within.around, within.body
         assert scope is not None, "a subgraph lies in a scope"
         assert body is not None, "a subgraph takes values from around"
-        outer = {value: body.outside(scope.graph, value) for value in range(1, len(body.graph.value_names))}
+        outer = within.outers()
         data = {value: self.data[around] for value, around in outer.items() if around in self.data}
-        whole = {value for value in data if self._is_whole(scope, outer[value])}
+        whole = {value for value in data if scope.has_free_axes(outer[value], self.whole)}
         carried = from_data(body, data)
         data |= dict.fromkeys(carried, self.of(scope.graph.reads(node)))
         sized = {value: self.sized[around] for value, around in outer.items() if around in self.sized}
@@ -86,9 +86,3 @@ class Reach:
             elif result in inner.sized:
                 flow = inner.sized[result]
                 self.sized[value] = flow if self.sized.get(value, flow) == flow else GATE
-
-    def _is_whole(self, scope: Scope, value: int) -> bool:
-        """Whether data that a subgraph takes from its scope has free axes there."""
-        if scope.shapes is None:
-            return value in self.whole
-        return any(not isinstance(dim, int) for dim in scope.shapes.shape(value) or ("?",))

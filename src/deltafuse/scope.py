@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -103,6 +104,21 @@ class Scope:
     def outer(self, value: int) -> int:
         """The value of the scope around that a value is, 0 where it is computed here."""
         return self.body.outside(self.around.graph, value) if self.around and self.body else 0
+
+    def outers(self) -> dict[int, int]:
+        """Each value of a subgraph -> the value of the scope around that it is, 0 where it is computed here."""
+        return {value: self.outer(value) for value in range(1, len(self.graph.value_names))}
+
+    def has_free_axes(self, value: int, whole: Container[int]) -> bool:
+        """Whether data has axes of free size, or of a size that is not known.
+
+        Args:
+            value: the data.
+            whole: values that do, in a subgraph.
+        """
+        if self.shapes is None:
+            return value in whole
+        return any(not isinstance(dim, int) for dim in self.shapes.shape(value) or ("?",))
 
     def number(self, value: int) -> float | None:
         """A constant's one number, None where there is none."""
