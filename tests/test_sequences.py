@@ -10,7 +10,8 @@ import pytest
 
 import graphs
 import loops
-from deltafuse import far_reads, prover
+from deltafuse import prover
+from deltafuse.contractions import summed_axes
 
 FUSED = ([], 0)
 #: What edits may use; the sizes are those of the main graph.
@@ -172,5 +173,5 @@ def test_a_free_head_axis_is_told_as_such(tmp_path: Path) -> None:
     [("bhe,bhf->hef", [[0], [0]]), ("ij,jk", [[1], [0]]), ("b...e->...e", [[0]]), ("...ej,jk->...ek", [[-1], [-2]])],
 )
 def test_axes_that_an_einsum_sums_up(equation: str, axes: list[list[int]]) -> None:
-    summed = [[axis % 2 for axis in operand] for operand in far_reads.summed_axes(equation)]
+    summed = [[axis % 2 for axis in operand] for operand in summed_axes(equation)]
     assert summed == [[axis % 2 for axis in operand] for operand in axes]

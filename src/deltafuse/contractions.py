@@ -36,17 +36,24 @@ def contracted(scope: Scope, op: str, node: int) -> bool:
 
 
 def _einsum(scope: Scope, node: int, shapes: Sequence[Sequence[Dim]]) -> bool:
-    equation = scope.graph.attributes(node)["equation"].s.decode().replace(" ", "")
-    terms, arrow, result = equation.partition("->")
-    if not arrow:
+    equation = scope.graph.attributes(node)["equation"].s.decode()
+    if "->" not in equation:
         return True
-    for term, shape in zip(terms.split(","), shapes, strict=False):
-        # What stands for several axes is in the result too.
-        first, _, last = term.partition("...")
-        pairs = [*zip(first, shape, strict=False), *zip(reversed(last), reversed(shape), strict=False)]
-        if any(letter not in result and not isinstance(dim, int) for letter, dim in pairs):
-            return True
-    return False
+    pairs = zip(summed_axes(equation), shapes, strict=False)
+    dims = [shape[axis] for axes, shape in pairs for axis in axes if -len(shape) <= axis < len(shape)]
+    return not all(isinstance(dim, int) for dim in dims)
+
+
+def summed_axes(equation: str) -> list[list[int]]:
+    """Of each operand of an Einsum the axes that its result has not, counted from the end behind dots."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    kept = set(right) if arrow else {letter for letter in left if left.count(letter) == 1}
+    found: list[list[int]] = []
+    for term in left.split(","):
+        head, _, tail = term.partition("...")
+        places = [*enumerate(head), *((axis - len(tail), letter) for axis, letter in enumerate(tail))]
+        found.append([axis for axis, letter in places if letter not in kept])
+    return found
 
 
 def _axes(scope: Scope, op: str, node: int) -> Iterable[int] | None:

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from deltafuse.contractions import summed_axes
 from deltafuse.dims import Dim, Expr
 from deltafuse.scope import Scope
 from deltafuse.size_flow import Sizes
@@ -176,15 +177,3 @@ def _free(shape: Sequence[Dim] | None, axis: int | None) -> bool:
     if shape is None or axis is None or not -len(shape) <= axis < len(shape):
         return True
     return not isinstance(shape[axis], int)
-
-
-def summed_axes(equation: str) -> list[list[int]]:
-    """Of each operand of an Einsum the axes that its result has not, counted from the end behind dots."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    kept = set(right) if arrow else {letter for letter in left if left.count(letter) == 1}
-    found: list[list[int]] = []
-    for term in left.split(","):
-        head, _, tail = term.partition("...")
-        places = [*enumerate(head), *((axis - len(tail), letter) for axis, letter in enumerate(tail))]
-        found.append([axis for axis, letter in places if letter not in kept])
-    return found
