@@ -26,20 +26,11 @@ import numpy as np
 import onnxruntime
 
 from bench_fuse import ENVIRONMENT
+from qwen_dims import DIMS as FULL
+from qwen_dims import NARROW
 
-#: As `big_model.NARROW`, but for the width of the hidden states: the layer's projections are measured too.
-DIMS = {
-    "hidden": 2560,
-    "vocab": 64,
-    "key_heads": 16,
-    "value_heads": 32,
-    "key_dim": 128,
-    "value_dim": 128,
-    "heads": 16,
-    "kv_heads": 4,
-    "head_dim": 256,
-    "intermediate": 64,
-}
+#: As `NARROW`, but for the width of the hidden states: the layer's projections are measured too.
+DIMS = NARROW | {"hidden": FULL["hidden"]}
 PARTS = ("layer", "rule")
 #: The token count that the fused prefill's export was traced at.
 TRACED = 32

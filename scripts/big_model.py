@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from torch import nn
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen35
 
+from qwen_dims import DIMS, NARROW
 from qwen_models import (
     DECODE_AXES,
     DECODE_INPUTS,
@@ -31,21 +32,6 @@ from qwen_models import (
     torchscript,
 )
 
-#: Qwen3.5-4B, but for the vocabulary: its two matrices would add nothing to the graph.
-DIMS = {
-    "hidden": 2560,
-    "vocab": 1024,
-    "key_heads": 16,
-    "value_heads": 32,
-    "key_dim": 128,
-    "value_dim": 128,
-    "heads": 16,
-    "kv_heads": 4,
-    "head_dim": 256,
-    "intermediate": 9216,
-}
-#: The widths around the rule add nothing to the graph.
-NARROW = DIMS | {"hidden": 64, "vocab": 64, "intermediate": 64}
 TRACED_TOKENS = 32
 OPSET = 17
 ALIGNMENT = 4096
