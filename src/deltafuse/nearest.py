@@ -30,7 +30,7 @@ def nearest(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Arra
     recurrences: dict[str, Recurrence] = {pattern.name: pattern.recurrence, **pattern.neighbours}
     smallest: dict[str, float] = {}
     tokens = 0
-    readings = ((one, _outputs(one, ran)) for one in assigned(setting, feeds))
+    readings = ((one, outputs_like(one, ran)) for one in assigned(setting, feeds))
     for assignment, outputs in islice((pair for pair in readings if pair[1]), _READINGS):
         tokens = assignment.sizes["T"]
         for name, recurrence in recurrences.items():
@@ -40,7 +40,8 @@ def nearest(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Arra
     return Nearest(pattern.name, tokens, tuple(sorted(finite, key=lambda pair: pair[1]))) if finite else None
 
 
-def _outputs(assignment: Assignment, ran: Mapping[int, Array]) -> list[Array]:
+def outputs_like(assignment: Assignment, ran: Mapping[int, Array]) -> list[Array]:
+    """All values of a cut that have the shape of the rule's output, its axes in plain order."""
     return [
         layouts.unpack(array, layout, "BTHV", assignment.sizes)
         for array in ran.values()

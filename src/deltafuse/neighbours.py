@@ -13,9 +13,8 @@ from typing import cast
 
 import numpy as np
 
-from deltafuse import layouts
 from deltafuse.draws import Array, Operands
-from deltafuse.nearest import nearest
+from deltafuse.nearest import nearest, outputs_like
 from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
@@ -123,13 +122,7 @@ def _readings(
         rule = recurrence(assignment)
         if rule is None:
             continue
-        sizes = assignment.sizes
-        outputs = [
-            layouts.unpack(array, layout, "BTHV", sizes)
-            for array in ran.values()
-            if np.isfinite(array).all()
-            for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, sizes)
-        ]
+        outputs = outputs_like(assignment, ran)
         if not outputs:
             continue
         with np.errstate(all="ignore"):
