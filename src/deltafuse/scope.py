@@ -61,9 +61,9 @@ class Scope:
 
     def is_settled(self, value: int) -> bool:
         """Whether a shape or what was computed from shapes is the same numbers whatever the free sizes are."""
-        if self.shapes is None and self._is_settled_shape(self.graph.producer[value]):
-            return True
-        contents = None if self.engine is None else self.engine.contents(value)
+        if self.shapes is None:
+            return self._is_settled_shape(self.graph.producer[value])
+        contents = self.shapes.contents(value)
         return contents is not None and all(isinstance(item, (int, bool)) for item in contents.ravel().tolist())
 
     def contents(self, value: int) -> npt.NDArray[np.object_] | None:
