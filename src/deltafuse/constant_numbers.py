@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
-from onnx import numpy_helper
 
 from deltafuse.dtypes import REAL
 from deltafuse.scope import Scope
+from deltafuse.shape_rules_contents import filling
 
 Numbers = frozenset[float]
 
@@ -75,8 +75,8 @@ class ConstantNumbers:
         if op in _TRUE_OR_FALSE:
             return _TRUTHS
         if op == "ConstantOfShape":
-            given = graph.attributes(node).get("value")
-            return frozenset({0.0 if given is None else float(numpy_helper.to_array(given.t).ravel()[0])})
+            item = filling(self.scope.model, graph, node)
+            return frozenset({float(item)}) if isinstance(item, (int, float)) else None
         if op in _MOVES:
             return self.of(inputs[0], depth)
         if op == "SequenceEmpty":

@@ -9,9 +9,9 @@ from typing import cast
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from deltafuse.dims import Dim
+from deltafuse.graph import Graph
 from deltafuse.reasons import Reason
 from deltafuse.shape_op import MAX_ELEMENTS, Contents, ContentsRule, Op, elements
 from deltafuse.shape_rules_arithmetic import FOLDS, box, fold
@@ -157,17 +157,24 @@ def _tile(op: Op) -> Contents | None:
 
 
 def _constant_of_shape(op: Op) -> Contents | None:
-    sizes, value = _plain(op, 0), op.attribute("value")
+    sizes = _plain(op, 0)
     if sizes is None or math.prod(sizes) > MAX_ELEMENTS:
         return None
-    if value is not None and value.t.data_location == onnx.TensorProto.EXTERNAL:
-        # some writers put even the one number that fills the tensor into a file beside the model
-        model = op.engine.model
-        head = constant_head(model.data, op.engine.graph.attribute_spans[op.index])
-        read = None if head is None else read_small(model, head)
-        return None if read is None or not read.size else np.full(sizes, read.ravel()[0], dtype=object)
-    item = 0.0 if value is None else cast("object", np.ravel(numpy_helper.to_array(value.t)).tolist()[0])
-    return np.full(sizes, item, dtype=object)
+    item = filling(op.engine.model, op.engine.graph, op.index)
+    return None if item is None else np.full(sizes, item, dtype=object)
+
+
+def filling(model: Model, graph: Graph, node: int) -> object:
+    """The one number that a ConstantOfShape repeats, None where it cannot be read.
+
+    Some writers put even that into a file beside the model.
+    """
+    spans = graph.attribute_spans[node]
+    head = constant_head(model.data, spans)
+    if head is None:
+        return None if spans else 0.0
+    array = read_tensor(model, head)
+    return None if isinstance(array, Reason) or not array.size else cast("object", array.ravel().tolist()[0])
 
 
 def _range(op: Op) -> Contents | None:
