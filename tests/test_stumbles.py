@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import zipfile
 from collections.abc import Callable
@@ -256,3 +257,10 @@ def test_an_unknown_symbol_of_the_python_interface(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean --pin tokens=4") as caught:
         graphs.fuse(export("chunk_ts17_dynBT").path, tmp_path / "out.onnx", pins=(("tokns", 4),))
     assert caught.value.code == "pin-unknown-symbol"
+
+
+def test_a_run_that_is_limited_is_not_ended_inside_a_collection() -> None:
+    assert gc.isenabled()
+    with within(20.0):
+        assert not gc.isenabled()
+    assert gc.isenabled()

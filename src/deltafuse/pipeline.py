@@ -18,7 +18,7 @@ from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.extract import extract_sites
 from deltafuse.inlining import Inlined, inlined
-from deltafuse.limits import bounded
+from deltafuse.limits import bounded, no_garbage_collection
 from deltafuse.match import FuseReport, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.operator_counts import emitted_of, operators_of
@@ -31,7 +31,7 @@ from deltafuse.reasons import Reason
 from deltafuse.sanity import checked
 from deltafuse.searching import Search, Searched
 from deltafuse.shapes import Shapes
-from deltafuse.wire import Model, no_garbage_collection, scan
+from deltafuse.wire import Model, scan
 
 
 @dataclass(frozen=True)

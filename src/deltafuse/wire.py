@@ -5,12 +5,9 @@ Initializer data is skipped by its length, so the pages that hold it are never r
 
 from __future__ import annotations
 
-import gc
 import mmap
 import stat
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +20,13 @@ from deltafuse.errors import UserError
 from deltafuse.file_kinds import HEAD, looks_like
 from deltafuse.functions import bound_nodes, check_names, plain_domain
 from deltafuse.graph import Graph
+from deltafuse.limits import no_garbage_collection
 from deltafuse.messages import decoded
 from deltafuse.protobuf import LENGTH, VARINT, NestedError, OverrunError, WireError, fields
 from deltafuse.scanner import Declaration, Scanner
 from deltafuse.tensors import TensorHead, read_tensor, text_entry
 
-__all__ = ["Declaration", "Model", "Part", "no_garbage_collection", "read_tensor", "scan", "scan_body", "scan_view"]
+__all__ = ["Declaration", "Model", "Part", "read_tensor", "scan", "scan_body", "scan_view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +173,6 @@ def _map(path: Path) -> memoryview:
     except (OSError, ValueError) as error:
         raise UserError("unreadable", f"{path} cannot be read ({error}): check its permissions") from None
     raise UserError("not-onnx", f"{path} is empty: export or download the model again")
-
-
-@contextmanager
-def no_garbage_collection() -> Generator[None]:
-    """Hundreds of thousands of tuples are made and none is garbage: the collector would walk them again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _not_onnx(path: Path, error: WireError) -> UserError:
