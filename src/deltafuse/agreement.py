@@ -41,10 +41,15 @@ def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
     errors: list[float] = []
     for number, step in enumerate(steps):
         error = _error(ahead, step, full=number == 0)
+        if number == 0 and error is None:
+            # Without it no column would be compared by itself.
+            return Reason("overflows", {"draw": step.how.name})
         if isinstance(error, Reason):
             return error
         if error is not None:
             errors.append(error)
+    if len(errors) == 1:
+        return Reason("overflows", {"draw": DRAWS[0].name})
     worst = max(errors)
     return errors[1:] if worst <= BAR else Reason("not-equal", {"draw": _draw_of(errors), "error": worst})
 
