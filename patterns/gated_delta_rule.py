@@ -22,11 +22,11 @@ def recurrence(query: Array, key: Array, value: Array, g: Array, beta: Array, st
     """The rule. Shapes: see `deltafuse.patterns.Pattern.recurrence`."""
     out = np.empty_like(value)
     for t in range(value.shape[1]):
-        k, q = key[:, t, :, :, None], query[:, t, :, :, None]
+        k, q = key[:, t], query[:, t]
         state = state * np.exp(g[:, t, :, None, None])
-        delta = beta[:, t, :, None] * (value[:, t] - (state * k).sum(-2))
-        state = state + k * delta[:, :, None, :]
-        out[:, t] = (state * q).sum(-2)
+        delta = beta[:, t, :, None] * (value[:, t] - np.einsum("bhkv,bhk->bhv", state, k))
+        state += k[..., None] * delta[:, :, None, :]
+        out[:, t] = np.einsum("bhkv,bhk->bhv", state, q)
     return out, state
 
 

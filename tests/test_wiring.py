@@ -46,6 +46,31 @@ def test_where_operators_end_counts(tmp_path: Path) -> None:
     assert first.key != second.key
 
 
+def constant(name: str, value: float) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=helper.make_tensor("", TensorProto.FLOAT, [], [value]))
+
+
+def add_and_take(given: str, added: str, taken: str, made: str) -> tuple[onnx.NodeProto, onnx.NodeProto]:
+    return helper.make_node("Add", [given, added], [f"{made}.m"]), helper.make_node("Sub", [f"{made}.m", taken], [made])
+
+
+@pytest.mark.parametrize(("taken", "equal"), [(2.0, True), (3.0, False)])
+def test_where_a_constant_stands_does_not_count(taken: float, equal: bool, tmp_path: Path) -> None:
+    """The first part takes 2 from a node between its own, the second one from a node before all of its own."""
+    add, take = add_and_take("a", "one", "two", "x")
+    shared = constant("one", 1.0), add, constant("two", 2.0), take
+    model = plain(*shared, constant("own", taken), *add_and_take("b", "one", "own", "y"))
+    first, second = of(model, tmp_path, "a", [0, 1, 2, 3], "x"), of(model, tmp_path, "b", [0, 4, 5, 6], "y")
+    assert (first.key == second.key) == equal
+
+
+def test_two_readers_of_one_constant_are_told_from_readers_of_two(tmp_path: Path) -> None:
+    one, two = constant("one", 1.0), constant("two", 1.0)
+    model = plain(one, two, *add_and_take("a", "one", "two", "x"), *add_and_take("b", "one", "one", "y"))
+    first, second = of(model, tmp_path, "a", [0, 1, 2, 3], "x"), of(model, tmp_path, "b", [0, 4, 5], "y")
+    assert first.key != second.key
+
+
 @pytest.mark.parametrize(("dtype", "equal"), [(TensorProto.FLOAT, True), (TensorProto.BFLOAT16, False)])
 def test_the_type_of_a_constant_counts_where_it_is_read_as_another(dtype: int, equal: bool, tmp_path: Path) -> None:
     """bfloat16 is read as float32."""

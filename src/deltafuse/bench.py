@@ -25,7 +25,7 @@ TEXTS.update(
 )
 
 #: Token counts tried where the axis is free: few first, one (a decode step), then past one chunk of 16, 32, 64, 128.
-TOKENS = (5, 3, 1, 17, 33, 67, 100, 130, 200, 300, 520, 2)
+TOKENS = (5, 1, 3, 17, 33, 67, 100, 130, 200, 300, 520, 2)
 
 #: What numpy takes, and a gigabyte of numbers in double.
 _MOST_AXES, _MOST_ELEMENTS = 64, 1 << 27

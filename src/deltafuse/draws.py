@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,6 +93,9 @@ DRAWS = (
     ),
 )
 
+#: Normal numbers of one draw, more than a head has; a prime, so that no two rows, heads or sequences begin at the same.
+_ROUND = 262_139
+
 #: Loss over all tokens, as a logarithm, at which the first one still counts: for the decay and for the delta rule each.
 _LASTING = 10.0
 
@@ -119,14 +123,24 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels:
     if how.surge:
         beta = np.ldexp(beta, how.surge * (surging(t, h) == np.arange(t)[:, None]))
     return Operands(
-        query=_unit(rng.standard_normal((b, t, n, k))) * norm * rng.uniform(0.5, 1.5, (b, t, n, 1)),
+        query=_unit(normal(rng, (b, t, n, k))) * norm * rng.uniform(0.5, 1.5, (b, t, n, 1)),
         key=_unit(_correlated(rng, (b, t, n, k), how.memory))
         * (norm * rng.uniform(0.5, 1.5, (b, t, n, 1)) if normed else 1.0),
-        value=rng.standard_normal((b, t, h, v)) * how.scale,
+        value=normal(rng, (b, t, h, v)) * how.scale,
         g=g,
         beta=beta,
-        state=rng.standard_normal((b, h, k, v)) * how.scale,
+        state=normal(rng, (b, h, k, v)) * how.scale,
     )
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Normal numbers; those of a large array come round again, at places that have nothing to do with its axes.
+
+    Args:
+        rng: where they come from.
+        shape: of the array.
+    """
+    return np.resize(rng.standard_normal(min(math.prod(shape), _ROUND)), shape)
 
 
 def surging(tokens: int, heads: int) -> npt.NDArray[np.int64]:
@@ -136,7 +150,7 @@ def surging(tokens: int, heads: int) -> npt.NDArray[np.int64]:
 
 def _correlated(rng: np.random.Generator, shape: tuple[int, int, int, int], memory: float) -> Array:
     """Each step keeps most of the step before: a row too few in an inverse then shows."""
-    steps = rng.standard_normal(shape)
+    steps = normal(rng, shape)
     for t in range(1, shape[1]):
         steps[:, t] = memory * steps[:, t - 1] + np.sqrt(1 - memory**2) * steps[:, t]
     return steps

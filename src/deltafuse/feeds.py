@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from deltafuse.bench import Bench, Binding
-from deltafuse.draws import Array
+from deltafuse.draws import Array, normal
 from deltafuse.patterns import Decay
 
 
@@ -35,7 +35,7 @@ def search_feeds(
         elif int(np.prod(shape)) == gates:
             feeds[root] = rng.uniform(0.2, 0.9, shape)
         else:
-            feeds[root] = rng.standard_normal(shape) / np.sqrt(shape[-1] if shape else 1)
+            feeds[root] = normal(rng, shape) / np.sqrt(shape[-1] if shape else 1)
     return feeds
 
 

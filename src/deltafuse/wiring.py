@@ -71,7 +71,8 @@ class Wirings:
             nodes: node ids, ascending.
             ends: values that are wanted of them.
         """
-        graph, chosen = self._model.graph, np.array(nodes, np.int32)
+        graph, nodes = self._model.graph, self._constants_last(nodes)
+        chosen = np.array(nodes, np.int32)
         (reads, read_counts), (writes, write_counts) = graph.reading.take(chosen), graph.writing.take(chosen)
         # What subgraphs read comes last: their bytes name it, so that equal ones read values of the same names.
         captured = [value for node in nodes if node in graph.captures for value in graph.captures[node]]
@@ -91,6 +92,17 @@ class Wirings:
             *pieces(self._contents(met[self._is_constant[met]].tolist())),
         ]
         return Wiring(hashed(parts), values, firsts)
+
+    def _constants_last(self, nodes: Sequence[int]) -> list[int]:
+        """The nodes, with those that only hold a constant behind all others, in the order in which these read them.
+
+        Layers that are equal else share one constant with a layer before them, and have another one of their own.
+        """
+        graph = self._model.graph
+        held = {node for node in nodes if graph.standard[node] == "Constant"}
+        others = [node for node in nodes if node not in held]
+        read = dict.fromkeys(graph.producer[value] for node in others for value in graph.reads(node))
+        return [*others, *(node for node in read if node in held), *sorted(held - read.keys())]
 
     def _attributes(self, nodes: Sequence[int], chosen: Numbers) -> list[bytes | memoryview]:
         """The attributes of each node as they are in the file; what a Constant holds where that lies outside of it."""
