@@ -192,15 +192,19 @@ def rebound(bench: Bench, gate: int, layout: str, sizes: Mapping[str, int], bind
 
 
 def _dims_at(shapes: Mapping[int, tuple[Dim, ...]], gate: int, groups: Sequence[str], letter: str) -> tuple[Dim, ...]:
-    """The free sizes of one axis, in every operand that has it; none where the gate's is fixed."""
+    """The free sizes of one axis, in every operand that has it; none where the gate's is fixed.
+
+    What a size of the gate decides too (batch times tokens, in an operand that has other axes) is not asked for.
+    """
     if letter not in groups:
         return ()
     axis = groups.index(letter)
     own = shapes[gate][axis]
     if isinstance(own, int):
         return ()
+    decided = frozenset[str]().union(*map(symbols, shapes[gate]))
     others = [shape[axis] for value, shape in shapes.items() if value != gate and len(shape) > axis]
-    return tuple(dict.fromkeys([own, *(dim for dim in others if not isinstance(dim, int))]))
+    return tuple(dict.fromkeys([own, *(dim for dim in others if symbols(dim) and decided.isdisjoint(symbols(dim)))]))
 
 
 def _numbers(

@@ -92,7 +92,7 @@ def search(
 
 
 def assigned(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assignment]:
-    """Readings of the roots; where there are more than the rule has operands, of those that some value depends on.
+    """Readings of the roots, then of those alone that some value depends on.
 
     What follows the rule without a weight between (an output gate) brings roots of its own.
     """
@@ -100,12 +100,10 @@ def assigned(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assignmen
     decay = setting.pattern.decay
     most = len(OPERANDS) - (decay == "none")
     yield from assignments(feeds, gate, norms, decay)
-    if len(setting.roots) <= most:
-        return
     needed = region.needed_roots(setting.model.graph, setting.candidate.nodes, setting.roots)
     offered = {needed.get(value, frozenset[int]()) for chain in setting.chains.values() for value in chain}
     for roots in sorted(offered, key=lambda found: (-len(found), sorted(found))):
-        if len(roots) <= most and gate in roots:
+        if len(roots) <= most and gate in roots and len(roots) < len(setting.roots):
             chosen = {value: feeds[value] for value in setting.roots if value in roots}
             yield from assignments(chosen, gate, norms, decay)
 
