@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 
+from deltafuse.constant_pairs import NARROW, holds, reckons
 from deltafuse.dtypes import REAL
 from deltafuse.scope import Scope
 from deltafuse.shape_rules_contents import filling
@@ -85,6 +86,8 @@ class ConstantNumbers:
             source = self.of(inputs[0], depth)
             return source if source is not None and source <= _TRUTHS | self._minus(node, source) else None
         if op in _JOINS:
+            if reckons(graph.attributes(node).values()):
+                return None
             places = _JOINS[op]
             parts = inputs if places is None else [inputs[place] for place in places if place < len(inputs)]
             joined = self._union(parts, depth)
@@ -92,13 +95,16 @@ class ConstantNumbers:
         if op == "Neg":
             given = self.of(inputs[0], depth)
             return None if given is None else frozenset(-number for number in given)
-        return self._computed(op, inputs, depth) if op in _ARITHMETIC else None
+        return self._computed(op, node, inputs, depth) if op in _ARITHMETIC else None
 
-    def _computed(self, op: str, inputs: Sequence[int], depth: int) -> Numbers | None:
+    def _computed(self, op: str, node: int, inputs: Sequence[int], depth: int) -> Numbers | None:
         left, right = (self.of(value, depth) for value in inputs)
         if left is None or right is None:
             return None
-        return frozenset(_ARITHMETIC[op](*pair) for pair in product(left, right))
+        found = [_ARITHMETIC[op](*pair) for pair in product(left, right)]
+        dtype = self.scope.dtype(self.scope.graph.node_outputs[node][0])
+        # What rounds has other numbers in the model than in a proof in double.
+        return frozenset(found) if all(holds(kind, found) for kind in ([dtype] if dtype else NARROW)) else None
 
     def _minus(self, node: int, source: Numbers) -> Numbers:
         """Those of some negative numbers that a type holds, or makes as little as."""

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from deltafuse.bodies import has_body
 from deltafuse.classes import Kind
-from deltafuse.constants import EXACT
+from deltafuse.constants_flat import EXACT
 from deltafuse.dims import Dim
 from deltafuse.expression_view import View, counts_fit
 from deltafuse.expressions import Expression, Proposal
