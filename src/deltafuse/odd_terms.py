@@ -17,6 +17,7 @@ from deltafuse.reasons import Reason
 from deltafuse.scope import SHAPES, Scope
 from deltafuse.term_rules import TermRules
 from deltafuse.terms import Term, together
+from deltafuse.while_loops import is_brief
 
 #: Operators whose result is what their first operand is.
 _MOVES = frozenset({
@@ -130,9 +131,4 @@ class _Search(TermRules):
             if (terms, whole) == before:
                 break
         counts = any(terms.get(value, Term.ZERO) > Term.OPERAND for value, _ in carried)
-        return self.reason(node, "counts-tokens") if counts and not self._is_brief(node) else inner
-
-    def _is_brief(self, node: int) -> bool:
-        """Whether a loop takes the same number of steps whatever the sizes are."""
-        trips = self.scope.graph.node_inputs[node][0]
-        return self.scope.graph.standard[node] == "Loop" and trips != 0 and self.scope.number(trips) is not None
+        return self.reason(node, "counts-tokens") if counts and not is_brief(self.scope, node) else inner
