@@ -94,7 +94,7 @@ ROOMS = (
         "targets, files",
         (
             "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*",
-            "carried", "odd_terms", "reach", "term*", "contractions",
+            "carried", "memory", "nested_sums", "odd_terms", "reach", "term*", "contractions",
             "validity", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
         ),
     ),

@@ -208,3 +208,46 @@ def test_a_square_of_the_log_decay_is_not_fused(term: str, codes: list[str], tmp
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
     assert graphs.codes(report) == codes
     assert (report.exit == 0) == (tmp_path / "out.onnx").exists() == (term == "decayed")
+
+
+#: Keys of length one outside a loop, and what adds up the squares of all of them inside.
+UNIT_KEYS = """squares = Mul(key, key)
+  norm_squared = ReduceSum<keepdims = 1>(squares, last)
+  above = Add(norm_squared, eps)
+  norm = Sqrt(above)
+  unit_key = Div(key, norm)
+  shape = Shape(query)"""
+EACH_TIMES_ITSELF = """many = Einsum<equation = "bthd,bthd->bh">(unit_key, unit_key)
+    count = Unsqueeze(many, last)"""
+
+
+@pytest.mark.parametrize("made", ["", EACH_TIMES_ITSELF])
+def test_rows_of_length_one_are_not_counted_inside_a_loop(made: str, tmp_path: Path) -> None:
+    counted = [("delta = Mul(missing, b1)", f"{made}\n    {POWERS}\n    {FACTOR}")] if made else []
+    model = loops.loop(
+        ("float scale = {0.25}", "float scale = {0.25}, float eps = {1e-6}, float little = {1e-4}, float unit = {1}"),
+        ("shape = Shape(query)", UNIT_KEYS),
+        ("k0 = Gather<axis = 1>(key, i)", "k0 = Gather<axis = 1>(unit_key, i)"),
+        *counted,
+    )
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
+    assert graphs.codes(report) == (["counts-tokens"] if made else [""])
+
+
+#: A little more of the value where the decay is far from one.
+POWER = (
+    "many = Mul(g0, factor)\n  power = Exp(many)\n  little = Mul(power, tiny)\n  more = Add(little, one)\n"
+    "  share = Unsqueeze(more, last)\n  v1 = Mul(v0, share)\n  missing = Sub(v1, known)"
+)
+
+
+@pytest.mark.parametrize(
+    ("factor", "tiny", "code"),
+    [(16, 1e-30, "higher-degree"), (3, 1e-38, "not-equal"), (1, 1e-30, "not-equal"), (-1, 1e-38, "not-equal")],
+)
+def test_another_power_of_the_decay_is_not_fused(factor: float, tiny: float, code: str, tmp_path: Path) -> None:
+    numbers = f"float scale = {{0.25}}, float factor = {{{factor}}}, float tiny = {{{tiny}}}, float one = {{1}}"
+    model = graphs.step(("float scale = {0.25}", numbers), ("missing = Sub(v0, known)", POWER))
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
+    assert graphs.codes(report) == [code]
+    assert not (tmp_path / "out.onnx").exists()

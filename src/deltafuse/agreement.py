@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deltafuse.bench import Binding
-from deltafuse.draws import DRAWS, FAR, Draw
+from deltafuse.draws import DRAWS, FAR, LEAPS, Draw
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.trial import Ahead, Step, Trial
 
@@ -21,6 +21,8 @@ TEXTS.update(
 
 #: Relative, in double; of 235 proofs seen 224 were below 1e-14.
 BAR = 1e-12
+#: The same where a decay leaps: sums of decays lose digits beside it, and another power of it is far larger than that.
+_LEAP_BAR = 1e-8
 #: Sequences that a free batch is tried with: a mask can tell the first, the last and those between.
 BATCH = 4
 
@@ -52,6 +54,22 @@ def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
         return Reason("overflows", {"draw": DRAWS[0].name})
     worst = max(errors)
     return errors[1:] if worst <= BAR else Reason("not-equal", {"draw": _draw_of(errors), "error": worst})
+
+
+def leap_fails(trial: Trial, at: Binding) -> Reason | None:
+    """A power of the decay that the rule does not have: one large decay makes it larger than all else, or no number."""
+    if "g" not in trial.explained.assignment.values:
+        return None
+    few = trial.few_tokens(None if at.batch is None else 1) or at
+    steps = [Step(few, how, seed) for seed, how in enumerate(LEAPS)]
+    ahead = trial.ahead(steps)
+    for step in steps:
+        error, how = ahead.error(step), step.how
+        if isinstance(error, Reason):
+            return Reason("higher-degree", {"draw": how.name}) if error.code == "overflows" else error
+        if error > _LEAP_BAR:
+            return Reason("not-equal", {"draw": how.name, "error": error})
+    return None
 
 
 def _error(ahead: Ahead, step: Step, *, full: bool) -> float | Reason | None:

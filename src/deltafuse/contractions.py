@@ -12,15 +12,15 @@ CONTRACTIONS = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeM
 
 
 def contracted(scope: Scope, op: str, node: int) -> bool:
-    """Whether a sum or product of the main graph goes along an axis whose size is free, or is not known.
+    """Whether a sum or product goes along an axis whose size is free, or is not known.
 
     Args:
-        scope: that of the main graph.
+        scope: where it is.
         op: what the node computes.
         node: a contraction, a reduction, a running sum or an inverse.
     """
     inputs = scope.graph.node_inputs[node]
-    shapes = [None if scope.shapes is None else scope.shapes.shape(value) for value in inputs]
+    shapes = [None if scope.engine is None else scope.engine.shape(value) for value in inputs]
     if None in shapes[: 2 if op in CONTRACTIONS else 1]:
         return True
     known = [shape or () for shape in shapes]

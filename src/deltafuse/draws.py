@@ -50,6 +50,9 @@ class Draw:
         corner: which of the four mixtures of large and small query and key the first row has.
         surge: by how much the beta of one token of each head grows, as an exponent of two. The rule is linear in it:
             what is not shows.
+        leap: the log decay of one token of each head, 0 for none. A power of it that the rule does not have grows or
+            falls faster than the rule does.
+        fresh: let the state start at zero and the first tokens leap: the rule does not feel it.
     """
 
     name: str
@@ -63,6 +66,8 @@ class Draw:
     spread: int = 0
     corner: int = 0
     surge: int = 0
+    leap: float = 0.0
+    fresh: bool = False
 
     @property
     def mild(self) -> Draw:
@@ -93,6 +98,15 @@ DRAWS = (
     ),
 )
 
+#: So far that the fifth power of the decay still is a number, and the rule beside a constant of any float32 is not.
+_LEAP = 120.0
+#: At few tokens every site that has a log decay is proven on these too.
+LEAPS = (
+    Draw("a first token that grows", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=_LEAP, fresh=True),
+    Draw("one token that grows", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=_LEAP),
+    Draw("one token that falls", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=-_LEAP),
+)
+
 #: Normal numbers of one draw, more than a head has; a prime, so that no two rows, heads or sequences begin at the same.
 _ROUND = 262_139
 
@@ -120,6 +134,9 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels:
         beta *= min(1.0, _LASTING * k / (t * how.beta[1]))
     if how.plunge:
         g[:, t // 2] = how.plunge
+    if how.leap:
+        places = np.zeros((b, h), np.int64) if how.fresh else surging(t, b * h).reshape(b, h)
+        g[np.arange(b)[:, None], places, np.arange(h)] = how.leap
     if how.surge:
         beta = np.ldexp(beta, how.surge * (surging(t, h) == np.arange(t)[:, None]))
     return Operands(
@@ -129,7 +146,7 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels:
         value=normal(rng, (b, t, h, v)) * how.scale,
         g=g,
         beta=beta,
-        state=normal(rng, (b, h, k, v)) * how.scale,
+        state=normal(rng, (b, h, k, v)) * (0.0 if how.fresh else how.scale),
     )
 
 

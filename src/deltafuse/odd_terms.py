@@ -15,8 +15,10 @@ from deltafuse.bodies import LOOPS, Body, bodies, has_body
 from deltafuse.constant_numbers import ConstantNumbers
 from deltafuse.reasons import Reason
 from deltafuse.scope import SHAPES, Scope
+from deltafuse.shape_bodies import engines
 from deltafuse.term_rules import TermRules
 from deltafuse.terms import Term, together
+from deltafuse.while_loops import is_brief
 
 #: Operators whose result is what their first operand is.
 _MOVES = frozenset({
@@ -86,8 +88,10 @@ class _Search(TermRules):
         outputs = graph.node_outputs[node]
         kinds: list[set[Term]] = [set() for _ in outputs]
         held: set[int] = set()
-        for body in bodies(self.scope.model, graph, self.scope.kinds, node):
-            inner = self._body(node, body)
+        parts = bodies(self.scope.model, graph, self.scope.kinds, node)
+        for body, engine in zip(parts, engines(self.scope.engine, node), strict=False):
+            within = Scope(body.model, body.graph, body.kinds, None, self.scope, body, engine)
+            inner = self._body(node, body, within)
             if isinstance(inner, Reason):
                 return inner
             for value, found, result in zip(outputs, kinds, body.graph.outputs[first:], strict=False):
@@ -104,9 +108,8 @@ class _Search(TermRules):
             self.whole.update(outputs)
         return None
 
-    def _body(self, node: int, body: Body) -> _Search | Reason:
+    def _body(self, node: int, body: Body, within: Scope) -> _Search | Reason:
         """Goes through a body until what it carries stays what it is."""
-        within = Scope(body.model, body.graph, body.kinds, None, self.scope, body)
         outer, numbers = within.outers(), ConstantNumbers(within)
         terms = {value: self.terms[around] for value, around in outer.items() if around in self.terms}
         whole = {value for value in terms if self.scope.has_free_axes(outer[value], self.whole)}
@@ -130,9 +133,4 @@ class _Search(TermRules):
             if (terms, whole) == before:
                 break
         counts = any(terms.get(value, Term.ZERO) > Term.OPERAND for value, _ in carried)
-        return self.reason(node, "counts-tokens") if counts and not self._is_brief(node) else inner
-
-    def _is_brief(self, node: int) -> bool:
-        """Whether a loop takes the same number of steps whatever the sizes are."""
-        trips = self.scope.graph.node_inputs[node][0]
-        return self.scope.graph.standard[node] == "Loop" and trips != 0 and self.scope.number(trips) is not None
+        return self.reason(node, "counts-tokens") if counts and not is_brief(self.scope, node) else inner

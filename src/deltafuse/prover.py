@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from deltafuse import region
-from deltafuse.agreement import errors_on
+from deltafuse.agreement import errors_on, leap_fails
 from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
 from deltafuse.constants import rounded_constant
@@ -19,7 +20,9 @@ from deltafuse.feeds import Fed, search_feeds
 from deltafuse.finder import Candidate
 from deltafuse.guards import find_guard
 from deltafuse.match import Validity
+from deltafuse.memory import Memory
 from deltafuse.neighbours import why_not
+from deltafuse.nested_sums import find_nested_sums
 from deltafuse.odd_terms import find_odd_term
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
@@ -212,6 +215,22 @@ def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int], known: 
     return find_odd_term(scope, nodes, setting.roots, exempt, decays=decays) if guard is None else guard
 
 
+def _hidden(setting: Setting, bench: Bench, fit: Fit, binding: Binding, sizes: Sizes) -> Reason | None:
+    """What no trial may show: choices, memories, roundings between the operands and the results."""
+    graph, of = setting.model.graph, fit.explained.assignment.sizes
+    inputs, ends = bench.cut.inputs, [value for value in (fit.out, fit.final) if value is not None]
+    guard = _guard(setting, inputs, ends, sizes)
+    if guard is None:
+        memory = Memory(math.prod(of[letter] for letter in "BHKV"), binding, sizes.tokens or frozenset())
+        scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
+        nodes, _ = backward_slice(graph, inputs, ends)
+        guard = memory.find_further(scope, nodes)
+        guard = find_nested_sums(scope, nodes) if guard is None else guard
+    if guard is None:
+        guard = rounded_constant(setting.worker, setting.model, setting.kinds, setting.shapes, inputs, ends)
+    return guard
+
+
 def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outlook: Outlook) -> Proven | Reason:
     """Everything that is asked of the graph first, then what only runs tell."""
     explained, out, final = fit.explained, fit.out, fit.final
@@ -226,10 +245,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
         args = {"value": graph.name(out), "operand": graph.name(min(further)), "rule": setting.pattern.name}
         return Reason("further-operand", args)
     sizes = sizes_along(binding.tokens_dims, binding.batch_dims, binding.numbers)
-    guard = _guard(setting, bench.cut.inputs, ends, sizes)
-    if guard is None:
-        cut = (setting.model, setting.kinds, shapes, bench.cut.inputs, ends)
-        guard = rounded_constant(setting.worker, *cut)
+    guard = _hidden(setting, bench, fit, binding, sizes)
     if guard is not None:
         return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
@@ -256,6 +272,9 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
         return alone
     if isinstance(errors, Reason):
         return errors
+    leapt = leap_fails(trial, at)
+    if leapt is not None:
+        return leapt
     proven = replace(trial, binding=at, validity=validity)
     return replace(likely, validity=validity, max_error=max(errors), draws=len(errors), trial=proven)
 

@@ -116,9 +116,12 @@ class TermRules:
 
     def _is_count(self, op: str, node: int, kinds: Sequence[Term]) -> bool:
         """Whether a sum that may hold no operand goes along an axis of free size."""
-        if self.scope.shapes is not None:
-            return contracted(self.scope, op, node)
-        if self.whole.isdisjoint(self.scope.graph.node_inputs[node]):
+        inputs = self.scope.graph.node_inputs[node]
+        if self.scope.shapes is None and self.whole.isdisjoint(inputs):
             return False
-        # Sizes of inner values are not known: rows of two operands with each other are what a rule has.
+        engine = self.scope.engine
+        known = engine is not None and all(engine.shape(value) is not None for value in inputs if value)
+        if self.scope.shapes is not None or known:
+            return contracted(self.scope, op, node)
+        # Where sizes are not known: rows of two operands with each other are what a rule has.
         return not (op in CONTRACTIONS and kinds == [Term.UNIT, Term.UNIT])

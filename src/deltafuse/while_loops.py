@@ -72,6 +72,12 @@ def _number(model: Model, graph: Graph, value: int) -> int | None:
     return int(array.ravel()[0])
 
 
+def is_brief(scope: Scope, node: int) -> bool:
+    """Whether a loop takes the same number of steps whatever the sizes are."""
+    trips = scope.graph.node_inputs[node][0]
+    return scope.graph.standard[node] == "Loop" and trips != 0 and scope.number(trips) is not None
+
+
 def runs_through(scope: Scope, node: int, body: Body) -> bool:
     """Whether a loop's condition is always true: only its trip count ends it."""
     graph, inner = scope.graph, body.graph
