@@ -21,7 +21,7 @@ from deltafuse.wire import Model
 
 #: Code of the note on a model without a site that has fused nodes.
 ALREADY = "already-fused"
-TEXTS[ALREADY] = "the model holds fused nodes already ({count}); undo them with fuse rollback"
+TEXTS["already-fused"] = "the model holds fused nodes already ({count}); undo them with fuse rollback"
 
 
 def exit_code(options: FuseOptions, sites: Sequence[SiteReport]) -> int:
