@@ -82,6 +82,7 @@ def test_a_page_is_whole_and_needs_nothing_else(prefill):
     own = [asset(name).decode() for name in ("elements.js", "layout.js", "page.js", "picture.js", "sites.js")]
     assert not any("https:" in script or "innerHTML" in script or "eval(" in script for script in own)
     assert "8,808 before, 1,259 after" in words
+    assert "note, layers.0, layers.1, layers.2: float16_boundary: query, key, value, beta rounded to float16" in words
     assert "float32: 44 of 231 kB" in words
 
 
@@ -163,6 +164,13 @@ def test_the_bars_count_what_is_there_and_what_will_be(tmp_path):
     shown = bars(report)
     assert sum(bar.after for bar in shown) == report.nodes_after
     assert "RecurrentGatedDeltaRule" in [bar.op for bar in shown]
+
+
+def test_an_axis_that_had_its_size_before_is_not_told_as_pinned(tmp_path):
+    page = tmp_path / "page.html"
+    report = pipeline.inspect(FuseOptions(export("rec_ts17_T4_noinit").path, html=page), SilentProgress())
+    assert [site.match.dims.batch for site in report.sites] == [1]
+    assert [site["pins"] for site in data(page)[1]] == [[]]
 
 
 # The commands.

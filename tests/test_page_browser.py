@@ -194,6 +194,7 @@ def test_a_near_miss_says_what_it_is_close_to(tab, tmp_path):
     text = tab.run("document.querySelector('.why').textContent")
     assert "It is the neighbour read-before-update of gated_delta_rule" in text
     assert "the rule itself" in text
+    assert "Target node" not in tab.run("document.querySelector('#site-0').textContent")
     lay_out(tab)
     assert "input 1" in tab.run("document.querySelector('.pane svg').textContent")
 

@@ -205,7 +205,7 @@ def test_reasons_and_notes_are_said_once_for_all_their_sites() -> None:
     ("changes", "last"),
     [
         ({}, "1 fused; 8808 nodes became 1275; wrote fused.onnx for ascend-310p in 1.1 s"),
-        ({"output": None, "exit": 4}, "1 fused; nothing written (1.1 s)"),
+        ({"output": None, "exit": 4}, "1 fused; no model written (1.1 s)"),
         ({"output": None, "extracted": ("a", "b")}, "1 fused; 2 files extracted in 1.1 s"),
     ],
 )
@@ -214,7 +214,7 @@ def test_the_last_line_says_what_was_done(changes: dict[str, object], last: str)
 
 
 def test_no_site_is_said() -> None:
-    assert text(report(exit=3, output=None), 200).splitlines()[-1] == "no site found; nothing written (1.1 s)"
+    assert text(report(exit=3, output=None), 200).splitlines()[-1] == "no site found; no model written (1.1 s)"
 
 
 def test_verdicts_show_both_errors_and_why() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_a_site_that_is_left_out_says_so(fuse: Fuse, option: str, value: str, no
     shown = fuse("inspect", DECODE, option, value).out
     assert shown.count("left out  gated_delta_rule") == 2
     assert note in shown
-    assert shown.splitlines()[-1].startswith("1 match, 2 left out; nothing written")
+    assert shown.splitlines()[-1].startswith("1 match, 2 left out; no model written")
 
 
 def test_a_form_leaves_out_too(fuse: Fuse) -> None:
@@ -264,3 +265,146 @@ def test_a_run_that_is_limited_is_not_ended_inside_a_collection() -> None:
     with within(20.0):
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+# What is meant by a name, an order, a number
+
+
+def test_a_folder_that_is_named_like_a_command(fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = "to fuse what is called demo here, write ./demo"
+    assert told not in fuse("demo", "-o", "out").err
+    assert fuse("demo", "demo").exit == 0
+    said = fuse("demo", "-o", "out").err
+    assert "there is no option -o" in said
+    assert told in said
+    assert fuse("./demo", "-o", "out").exit == 0
+
+
+@pytest.mark.parametrize("option", ["--site", "--sites", "--skip-sites"])
+def test_a_misspelt_site_is_told_with_the_one_that_may_be_meant(fuse: Fuse, option: str) -> None:
+    done = fuse("inspect", DECODE, option, "layer.1")
+    assert (done.exit, done.out) == (1, "")
+    assert "no site is named layer.1; did you mean layers.1? There are layers.0, layers.1, layers.2" in done.err
+    assert "named qq; there are layers.0" in fuse("inspect", DECODE, option, "qq").err
+
+
+def test_files_in_the_wrong_order(fuse: Fuse, tmp_path: Path) -> None:
+    fused = tmp_path / "fused.onnx"
+    assert fuse(DECODE, "-o", fused).exit == 0
+    done = fuse("verify", fused, DECODE, "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "swapped-files")
+    assert f"{fused} holds fused nodes and {DECODE} none; give the unfused model first" in done.err
+
+
+def test_a_lowered_file_is_not_what_verify_looks_at(fuse: Fuse, tmp_path: Path) -> None:
+    fused, lowered = tmp_path / "fused.onnx", tmp_path / "lowered.onnx"
+    assert fuse(DECODE, "-o", fused).exit == 0
+    assert fuse("lower", fused, "-o", lowered).exit == 0
+    done = fuse("verify", DECODE, lowered, "--level", "site")
+    assert done.exit == 5
+    assert f"{lowered} has no fused site: give what fuse wrote" in done.out
+
+
+def test_a_type_that_differs_is_told_by_its_name(fuse: Fuse, tmp_path: Path) -> None:
+    fused = tmp_path / "fused.onnx"
+    assert fuse(DECODE, "-o", fused).exit == 0
+    model = onnx.load(fused)
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
+    onnx.save(model, fused)
+    said = fuse("verify", DECODE, fused, "--level", "site").out
+    assert ": int64 [" in said
+    assert "] became int32 [" in said
+
+
+def test_a_file_without_fused_nodes_is_told_by_lint(fuse: Fuse, tmp_path: Path) -> None:
+    done = fuse("lint", DECODE)
+    assert done.exit == 3
+    assert f"{DECODE} holds no fused node of ascend-310p: give the file that fuse wrote" in done.out
+    fused = tmp_path / "fused.onnx"
+    assert fuse(DECODE, "-o", fused).exit == 0
+    assert "or with --target the target" in fuse("lint", fused, "--target", "ort").out
+    assert "holds no fused node" not in fuse("lint", fused).out
+
+
+def test_a_dry_run_does_not_say_that_anything_is_fused(fuse: Fuse, tmp_path: Path) -> None:
+    done = fuse(DECODE, "--dry-run", "--plan", tmp_path / "plan.json")
+    assert done.out.splitlines()[-1].startswith("3 match; no model written")
+    assert "layers.0  match" in done.out
+
+
+def test_an_edited_target_of_a_plans_options_that_no_site_has_is_told(fuse: Fuse, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert fuse(DECODE, "--dry-run", "--plan", path).exit == 0
+    plan = json.loads(path.read_text())
+    plan["options"]["target"] = "ort"
+    path.write_text(json.dumps(plan))
+    done = fuse(DECODE, "--plan", path, "-o", tmp_path / "one.onnx", "--json").document
+    assert (done["exit"], done["target"]) == (0, "ascend-310p")
+    assert any("options name target ort, but each site names its own" in note for note in done["notes"])
+    for site in plan["sites"]:
+        site.update(target=None, op=None)
+    path.write_text(json.dumps(plan))
+    done = fuse(DECODE, "--plan", path, "-o", tmp_path / "two.onnx", "--json").document
+    assert (done["exit"], done["target"], [site["op"] for site in done["sites"][:3]]) == (
+        0, "ort", ["LinearAttention"] * 3,
+    )  # fmt: skip
+    assert not any("the plan's options" in note for note in done["notes"])
+
+
+def test_a_site_that_a_plan_skips_is_told_where_to_take_it(fuse: Fuse, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert fuse(DECODE, "--dry-run", "--plan", path).exit == 0
+    plan = json.loads(path.read_text())
+    plan["sites"][1]["action"] = "skip"
+    path.write_text(json.dumps(plan))
+    shown = fuse(DECODE, "--plan", path, "-o", tmp_path / "out.onnx").out
+    assert "fix: change the plan's entry (action fuse) to take the site" in shown
+
+
+def test_a_folder_says_of_each_model_why_nothing_becomes_of_it(fuse: Fuse, tmp_path: Path) -> None:
+    source = tmp_path / "models"
+    source.mkdir()
+    assert fuse(DECODE, "-o", source / "fused.onnx").exit == 0
+    (source / "decode.onnx").write_bytes(DECODE.read_bytes())
+    (source / "near.onnx").write_bytes(export("nm_decay_sign").path.read_bytes())
+    models = fuse("inspect", source, "--json").document["models"]
+    outcomes = {model["path"]: model["outcome"] for model in models}
+    assert outcomes == {"fused.onnx": "fused already", "decode.onnx": "match", "near.onnx": "near-miss"}
+    shown = fuse("inspect", source).out
+    assert "batch=1" in shown
+    assert "dim_2=" not in shown
+    done = fuse(source, "-o", tmp_path / "out", "--json").document
+    assert {model["path"]: model["outcome"] for model in done["models"]} == {
+        "fused.onnx": "copied", "decode.onnx": "fused", "near.onnx": "copied",
+    }  # fmt: skip
+
+
+def test_a_rollout_of_folders_is_told_how_to_name_the_pair(fuse: Fuse, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    said = fuse("verify", tmp_path / "a", tmp_path / "b", "--rollout", "4").err
+    assert "--prefill U F --decode U F" in said
+
+
+# What is shown of a site
+
+
+def test_details_end_with_what_holds_for_the_whole_model(fuse: Fuse, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    shown = fuse("inspect", PREFILL, "--site", "layers.0", "--html", page).out
+    assert f"note: the page is {page}\n" in shown
+    assert "\npinned: batch = 1 in " in shown
+
+
+def test_details_of_a_near_miss_say_how_far_it_is(fuse: Fuse) -> None:
+    shown = fuse("inspect", export("nm_decay_sign").path, "--site", "*").out
+    lines = shown.partition("smallest relative differences over 3 tokens:\n")[2].splitlines()
+    assert lines[0].split()[1:2] == ["decay-sign:"]
+    assert float(lines[0].split()[0]) < 1e-12
+    assert any("gated_delta_rule: the rule itself" in line for line in lines)
+
+
+def test_a_fixed_number_of_tokens_has_nothing_below_or_above(fuse: Fuse) -> None:
+    shown = fuse("inspect", export("rec_ts17_T4_noinit").path, "--site", "*").out
+    assert "valid tokens: 4; the number that the file has" in shown

@@ -19,7 +19,8 @@ from deltafuse.wire import Model
 TEXTS.update(
     {
         "inside-body": "what may be a delta rule lies inside {node} ({op}), where only targets ort and onnx take "
-        "fused nodes (If, Loop and Scan); take one with --target, else export the branch, unroll the loop or inline it",
+        "fused nodes (If, Loop and Scan); take --target ort or onnx, else export the branch, unroll the loop or "
+        "inline it",
     }
 )
 

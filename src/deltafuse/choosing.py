@@ -74,6 +74,14 @@ class Chosen:
         names = sorted({choice.target.name for choice in self.sites.values()})
         return ", ".join(names) or self.options.target
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That the target of a plan's options is that of no site, which one who edited it there did not mean."""
+        if not self.sites or self.target.name in {choice.target.name for choice in self.sites.values()}:
+            return ()
+        text = f"the plan's options name target {self.target.name}, but each site names its own, which counts"
+        return (f"{text}: {self.title}; change it at the sites, or set it to null there to take that of the options",)
+
     def target_of(self, site: str) -> Profile:
         """Whose operators a site becomes."""
         return self.sites[site].target if site in self.sites else self.target

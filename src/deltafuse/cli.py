@@ -32,7 +32,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, argparse.Namespace]:
         UserError: ``usage``.
     """
     if arguments and arguments[0] in PARSERS:
-        return arguments[0], PARSERS[arguments[0]]().parse_args(arguments[1:])
+        return arguments[0], _parse_command(arguments[0], arguments[1:])
     if "--version" in arguments:
         return "version", argparse.Namespace(json="--json" in arguments)
     for option in ("--install-completion", "--show-completion"):
@@ -48,6 +48,16 @@ def parse(arguments: Sequence[str]) -> tuple[str, argparse.Namespace]:
     if given.output is None and not given.dry_run:
         raise UserError("usage", "say where to write with -o OUT, or use --dry-run; see `fuse --help`")
     return "fuse", given
+
+
+def _parse_command(name: str, rest: Sequence[str]) -> argparse.Namespace:
+    """A command's options; where they do not fit, a model or folder that is named like the command may be meant."""
+    try:
+        return PARSERS[name]().parse_args(rest)
+    except UserError as error:
+        if not os.path.exists(name):
+            raise
+        raise UserError(error.code, f"{error}; to fuse what is called {name} here, write ./{name}") from None
 
 
 def _check_command(arguments: Sequence[str]) -> None:

@@ -44,6 +44,10 @@ def _fuse(given: argparse.Namespace) -> int:
         report = pipeline.fuse(fuse_options(given), shown)
     if report.exit or given.dry_run:
         report = dataclasses.replace(report, output=None)
+    if given.dry_run and not given.json:
+        from deltafuse.outcome import shown as unwritten
+
+        report = dataclasses.replace(report, sites=unwritten(report.sites))
     return show_fuse(report, given.json)
 
 

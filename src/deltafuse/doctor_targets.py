@@ -40,8 +40,9 @@ def needs(profile: Profile) -> Iterator[Need]:
             yield Need(one.package, version)
             continue
         found = "not installed" if version is None else f"{version}, and {one.version} is needed"
-        fix = f"pip install -U '{one.package}>={one.version}'" if here else f"install {one.package} on the device"
-        yield Need(one.package, found, f"{fix}: {one.fact}", here)
+        package = f"pip install -U '{one.package}>={one.version}'"
+        fix = package if here else f"install {one.package} {one.version} or newer on the device"
+        yield Need(one.package, found, f"{fix}{', ' if one.fact.startswith('and ') else ': '}{one.fact}", here)
     asked = [one for one in (*profile.operators, *profile.others) if one.op_type in _ASKED]
     for operator in asked:
         name = f"{operator.domain or 'ai.onnx'} {operator.op}"

@@ -34,7 +34,8 @@ class Entry:
     Attributes:
         name: path below the folder.
         outcome: ``fused`` (written), ``copied`` (written as it was), ``match`` (can be fused, nothing was written),
-            ``no site``, or ``refused`` (written as it was, where anything is).
+            or why it cannot: ``refused`` (written as it was, where anything is), ``near-miss``, ``left out``,
+            ``fused already``, ``no site``.
         report: as for a single model.
     """
 
@@ -156,7 +157,12 @@ def _report(options: FuseOptions, tree: Tree, found: dict[str, tuple[FuseReport,
 
 
 def _outcome(report: FuseReport) -> str:
-    return {0: "match", 4: "refused"}.get(report.exit, "no site")
+    if report.exit in (0, 4):
+        return "match" if report.exit == 0 else "refused"
+    if any(note.startswith(outcome.ALREADY) for note in report.notes):
+        return "fused already"
+    statuses = {site.status for site in report.sites}
+    return "near-miss" if "near-miss" in statuses else "left out" if statuses else "no site"
 
 
 def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: tuple[Pair, ...]) -> tuple[str, ...]:
@@ -189,7 +195,7 @@ def _publish(report: FolderReport, tree: Tree, stage: Stage) -> FolderReport:
     models = tuple(
         replace(
             entry,
-            outcome={"match": "fused", "no site": "copied"}.get(entry.outcome, entry.outcome),
+            outcome={"match": "fused", "refused": "refused"}.get(entry.outcome, "copied"),
             report=replace(entry.report, output=str(stage.output / entry.name)),
         )
         for entry in report.models

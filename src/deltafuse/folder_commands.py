@@ -16,6 +16,7 @@ from deltafuse.limits import within
 from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, reason_document, write
 from deltafuse.tables import console, sentences, table
+from deltafuse.tables_pins import pinned_symbols
 from deltafuse.tables_verify import verify_summary
 from deltafuse.verify import Settings, VerifyReport, check
 from deltafuse.verify_bars import Overrides
@@ -26,6 +27,8 @@ _OF_FILES = {
     "rollout": "--rollout", "prompt": "--prompt", "nll": "--nll", "maps": "--map", "bisect": "--bisect",
     "ablate": "--ablate", "minimize": "--minimize", "html": "--html",
 }  # fmt: skip
+#: Those that need a prefill and a decode by name.
+_OF_PAIRS = frozenset({"rollout", "prompt", "nll", "maps"})
 #: How many pinned symbols the table shows of a model.
 PINS = 3
 COLUMNS = ("model", "outcome", "sites", "operators", "nodes before", "after", "pinned")
@@ -83,7 +86,8 @@ def compare(given: argparse.Namespace) -> int:
             raise UserError("usage", f"{path} is no folder and the other is one: give two models, or two folders")
     for name, option in _OF_FILES.items():
         if getattr(given, name):
-            raise UserError("usage", f"{option} is for models and not for folders: give the models instead")
+            how = "name them with --prefill U F --decode U F" if name in _OF_PAIRS else "give two models instead"
+            raise UserError("usage", f"{option} is for models and not for folders: {how}")
     options = InputOptions(None, None, given.seed, dict(given.dim))
     bars = Overrides(given.cosine, given.nrmse, given.max_abs)
     foreign = None if given.lowering is None else load_lowering(given.lowering)
@@ -159,7 +163,7 @@ def _print(report: FolderReport) -> None:
     for note in report.notes:
         screen.print(f"note: {note}")
     counts = {kind: sum(entry.outcome == kind for entry in report.models) for kind in dict.fromkeys(_kinds(report))}
-    done = "nothing written" if report.output is None else f"wrote {report.output} for {report.target}"
+    done = "no model written" if report.output is None else f"wrote {report.output} for {report.target}"
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     screen.print(f"{len(report.models)} models: {found}; {done} ({report.seconds:.1f} s)")
 
@@ -173,7 +177,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     taken = [site for site in report.sites if site.status in ("fused", "match") and site.op]
     operators = [site.op for site in taken if site.op]
     names = ", ".join(f"{operators.count(op)} {op}" for op in dict.fromkeys(operators))
-    pinned = list(dict.fromkeys(f"{pin.was}={pin.now}" for pin in report.pinned))
+    pinned = pinned_symbols(report.pinned)
     pins = ", ".join(pinned[:PINS]) + (f" and {len(pinned) - PINS} more" if len(pinned) > PINS else "")
     after = str(report.nodes_after) if taken else ""
     return (

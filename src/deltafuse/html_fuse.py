@@ -17,7 +17,7 @@ from deltafuse.match import FuseReport
 from deltafuse.page_pictures import Pictures
 from deltafuse.page_sites import lines, sites
 from deltafuse.page_summary import bars, ends, facts
-from deltafuse.tables import STATUS_STYLES
+from deltafuse.tables import STATUS_STYLES, sentences
 
 __all__ = ["page", "write_page"]
 
@@ -43,6 +43,7 @@ def page(report: FuseReport, evidence: Evidence) -> str:
     return template.render(
         report=report,
         counts={status: count for status, count in counts.items() if count},
+        said=list(sentences(report, reasons=False)),
         facts=facts(evidence, report),
         ends=ends(evidence, report),
         bars=shown,

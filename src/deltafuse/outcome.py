@@ -19,7 +19,9 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.sites import Site
 from deltafuse.wire import Model
 
-TEXTS["already-fused"] = "the model holds {count} fused nodes already; undo them with fuse rollback"
+#: Code of the note on a model without a site that has fused nodes.
+ALREADY = "already-fused"
+TEXTS["already-fused"] = "the model holds fused nodes already ({count}); undo them with fuse rollback"
 
 
 def exit_code(options: FuseOptions, sites: Sequence[SiteReport]) -> int:
@@ -105,7 +107,7 @@ def _no_site(file: Model, anchors: Mapping[str, int], others: int) -> str:
     bodies = (scope.model.graph for scope in fused_bodies(file) if isinstance(scope, Enclosed))
     fused = sum(map(_fused, (file.graph, *bodies)))
     if fused:
-        return f"already-fused: {Reason('already-fused', {'count': fused}).text}"
+        return f"{ALREADY}: {Reason(ALREADY, {'count': fused}).text}"
     if not anchors:
         return f"no site: {others} operators were looked at where an expression could begin, none of them does"
     looked = " and ".join(f"{count} {what}" for what, count in anchors.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deltafuse import splice
@@ -11,14 +11,12 @@ from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.match import Match, Plan, Role, SiteReport
 from deltafuse.page_nodes import emitted_document, tensor_text, types_of
 from deltafuse.page_pictures import Pictures
-from deltafuse.reasons import TEXTS, Nearest
+from deltafuse.reasons import Nearest, compared_with
 from deltafuse.report import OUTPUTS, ROLES, role_document, site_document
 
 __all__ = ["lines", "sites"]
 
 Document = dict[str, Any]
-#: Differences to neighbours that are told.
-_NEAREST = 5
 
 
 def lines(reports: Sequence[SiteReport]) -> list[Document]:
@@ -106,14 +104,18 @@ def _planned(evidence: Evidence, site: SiteReport, plan: Plan | ExpressionPlan, 
     ends = [{name: role.name for name, role in some(plan.match).items()} for some in (_operands, _results)]
     return {
         "emitted": emitted_document(plan, types),
-        "pins": [[graph.name(value), axis, size] for value, axis, size in dict.fromkeys(plan.pins)],
+        "pins": [[graph.name(value), axis, size] for value, axis, size in _new(evidence, plan)],
         "after": pictures.after(site.name, plan.op, plan.nodes, *ends) if plan.nodes else None,
     }
 
 
+def _new(evidence: Evidence, plan: Plan | ExpressionPlan) -> Iterator[tuple[int, int, int]]:
+    """The axes that are pinned and did not have that size before."""
+    for value, axis, size in dict.fromkeys(plan.pins):
+        shape = evidence.shapes.shape(value)
+        if shape is None or shape[axis] != size:
+            yield value, axis, size
+
+
 def _nearest(nearest: Nearest) -> Document:
-    """The rule's own difference, and those of the neighbours that come closest; the smallest first."""
-    others = [name for name, _ in nearest.differences if name != nearest.rule][:_NEAREST]
-    told = {nearest.rule: "the rule itself"} | {name: TEXTS.get(name, "").rpartition("; ")[0] for name in others}
-    rows = [[name, told[name], error] for name, error in nearest.differences if name in told]
-    return {"rule": nearest.rule, "tokens": nearest.tokens, "differences": rows}
+    return {"rule": nearest.rule, "tokens": nearest.tokens, "differences": list(compared_with(nearest))}

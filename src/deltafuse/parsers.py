@@ -266,7 +266,8 @@ def doctor_parser() -> Parser:
     """``fuse doctor``."""
     text = "See whether what is installed does what fuse and its targets need, and how to mend what does not."
     parser = _parser("fuse doctor", "fuse doctor [--target NAME] [--json]", text, EXITS)
-    parser.add_argument("--target", metavar="NAME", help="this target alone; what it lacks here is to be mended")
+    what = "this target alone; what it lacks is to be mended, save what only its device can have"
+    parser.add_argument("--target", metavar="NAME", help=what)
     return parser
 
 

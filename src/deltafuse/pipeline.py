@@ -243,6 +243,7 @@ def _report(
         sites=reports,
         pinned=() if draft.pins is None else draft.pins.pinned,
         notes=(
+            *chosen.notes,
             *outcome.notes(found.file, reports, found.main.anchors, found.main.expressions.anchors),
             *(outcome.inlined(found.base.names) if draft.plans else ()),
         ),

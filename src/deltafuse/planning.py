@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -34,20 +35,22 @@ _WHY_LEFT = {
 
 def left_out(option: str) -> Reason:
     """Why a site that could be taken is not: the option that says so."""
-    return Reason("left-out", {"option": option, "why": _WHY_LEFT[option]})
+    where = "the plan's entry (action fuse)" if option == "--plan" else option
+    return Reason("left-out", {"option": where, "why": _WHY_LEFT[option]})
 
 
 def check_names(options: FuseOptions, names: Iterable[str]) -> None:
-    """Raises where ``--sites`` or ``--skip-sites`` names no site, which is a slip of the pen.
+    """Raises where ``--sites`` (``--site`` is one) or ``--skip-sites`` names no site, which is a slip of the pen.
 
     Raises:
         UserError: ``site-unknown``; the message lists the names there are.
     """
     known = sorted(names)
-    for option, globs in (("--sites", options.sites), ("--skip-sites", options.skip_sites)):
-        for glob in globs:
-            if known and not any(fnmatchcase(name, glob) for name in known):
-                raise UserError("site-unknown", f"{option} {glob}: no site has such a name; they are {_list(known)}")
+    for glob in (*options.sites, *options.skip_sites):
+        if known and not any(fnmatchcase(name, glob) for name in known):
+            near = difflib.get_close_matches(glob, known, 1)
+            hint = f"did you mean {near[0]}? There are" if near else "there are"
+            raise UserError("site-unknown", f"no site is named {glob}; {hint} {_list(known)}")
 
 
 def _list(names: list[str], shown: int = 12) -> str:

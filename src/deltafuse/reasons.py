@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 #: code -> text; ``{name}`` is filled from the reason's arguments. Each text says what is the matter and, after the last
 #: semicolon, what to do next: "the mask is upside down; turn it".
 TEXTS: dict[str, str] = {}
 _BEFORE_FIX = "; "
+#: Differences to neighbours that are told.
+_NEAREST = 5
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,10 @@ class Reason:
         """What to do next; "" where the text, which may be that of a user's own pattern, does not say."""
         _, mark, fix = TEXTS[self.code].rpartition(_BEFORE_FIX)
         return fix.format(**self.args) if mark else ""
+
+
+def compared_with(nearest: Nearest) -> Iterator[tuple[str, str, float]]:
+    """The rule and the neighbours that come closest, each with what it is and its difference; the smallest first."""
+    others = [name for name, _ in nearest.differences if name != nearest.rule][:_NEAREST]
+    told = {nearest.rule: "the rule itself"} | {name: TEXTS.get(name, "").rpartition(_BEFORE_FIX)[0] for name in others}
+    return ((name, told[name], error) for name, error in nearest.differences if name in told)

@@ -135,6 +135,11 @@ def valid_text(valid: Validity | None) -> str:
     return str(valid.low) if valid.low == valid.high else f"{valid.low}..{valid.high}"
 
 
+def number(count: int, what: str) -> str:
+    """``1 site``, ``3 sites``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _changes(report: FuseReport) -> list[tuple[str, ...]]:
     """The operators whose number changed most."""
     counts = [(op, before, after) for op, (before, after) in report.operators.items() if before != after]
@@ -228,8 +233,12 @@ def print_lint(report: LintReport, screen: Console) -> None:
         screen.print(f"{finding.code}: {where}: found {finding.found}; wanted {finding.wanted}; {finding.fix}")
     for note in report.notes:
         screen.print(f"note, {note.node}: {note.found}")
-    counted = f"{report.nodes} fused nodes against {', '.join(report.targets)}"
-    screen.print(f"{counted}: {len(report.findings) or 'no'} findings, {len(report.notes)} notes")
+    if not report.nodes:
+        told = f"{report.model} holds no fused node of {' or '.join(report.targets)}"
+        screen.print(f"{told}: give the file that fuse wrote, or with --target the target that it was written for")
+    counted = f"{number(report.nodes, 'fused node')} against {', '.join(report.targets)}"
+    found = number(len(report.findings), "finding") if report.findings else "no findings"
+    screen.print(f"{counted}: {found}, {number(len(report.notes), 'note')}")
 
 
 def summary(report: FuseReport) -> str:
@@ -243,4 +252,4 @@ def summary(report: FuseReport) -> str:
         return f"{found}; {change}; wrote {report.output} for {report.target} in {spent:.1f} s"
     if report.extracted:
         return f"{found}; {len(report.extracted)} files extracted in {spent:.1f} s"
-    return f"{found}; nothing written ({spent:.1f} s)"
+    return f"{found}; no model written ({spent:.1f} s)"

@@ -12,7 +12,7 @@ def pinned_lines(pinned: Sequence[Pinned]) -> Iterator[str]:
 
     Exporters make up names for axes of outputs that always have one size; nobody chose these.
     """
-    chosen = {axis.was: None for axis in pinned if axis.kind == "input"}
+    chosen = _chosen(pinned)
     for symbol in chosen:
         same = [axis for axis in pinned if axis.was == symbol]
         for size in dict.fromkeys(axis.now for axis in same):
@@ -21,4 +21,14 @@ def pinned_lines(pinned: Sequence[Pinned]) -> Iterator[str]:
     rest = [axis for axis in pinned if axis.was not in chosen]
     if rest:
         values = ", ".join(dict.fromkeys(axis.value for axis in rest))
-        yield f"pinned: {len(rest)} more axes of {values}, whose sizes follow; --json lists each"
+        yield f"pinned: {len(rest)} more axes of {values}, whose sizes follow from these; --json lists each"
+
+
+def pinned_symbols(pinned: Sequence[Pinned]) -> list[str]:
+    """``batch=1`` for each symbol of the inputs."""
+    chosen = _chosen(pinned)
+    return list(dict.fromkeys(f"{axis.was}={axis.now}" for axis in pinned if axis.was in chosen))
+
+
+def _chosen(pinned: Sequence[Pinned]) -> dict[str, None]:
+    return {axis.was: None for axis in pinned if axis.kind == "input"}

@@ -12,8 +12,10 @@ from rich.tree import Tree
 
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
+from deltafuse.reasons import Nearest, compared_with
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
-from deltafuse.tables import dims_text, norm_text, status_text, valid_text
+from deltafuse.tables import dims_text, norm_text, number, status_text, valid_text
+from deltafuse.tables_pins import pinned_lines
 
 _LAYER = re.compile(r"layers?\.\d+")
 #: Stands for a state that is not there.
@@ -22,7 +24,7 @@ _ZERO = "0"
 
 def print_tree(report: FuseReport, screen: Console) -> None:
     """The sites below their layers, why one is refused beneath it."""
-    root = Tree(Text(f"{report.model}: {len(report.sites)} sites", style="bold"))
+    root = Tree(Text(f"{report.model}: {number(len(report.sites), 'site')}", style="bold"))
     branches: dict[str, Tree] = {}
     for site in report.sites:
         found = _LAYER.match(site.name)
@@ -47,7 +49,8 @@ def _headline(site: SiteReport, layer: str) -> Text:
 def _facts(site: SiteReport) -> Iterator[Text]:
     match = site.match
     if isinstance(match, Match):
-        tokens = f", right for {valid_text(match.valid_tokens)} tokens" if match.valid_tokens else ""
+        valid = match.valid_tokens
+        tokens = f", right for {valid_text(valid)} token{'' if valid.high == 1 else 's'}" if valid else ""
         yield Text(f"{dims_text(match.dims)}, scale {match.scale:.6g}, l2 norm {norm_text(match)}{tokens}", style="dim")
     elif isinstance(match, ExpressionMatch):
         yield Text(roles_text(match), style="dim")
@@ -58,7 +61,7 @@ def _facts(site: SiteReport) -> Iterator[Text]:
 
 
 def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[str, str], screen: Console) -> None:
-    """Everything that is known of some sites.
+    """Everything that is known of some sites, then what is to be said of the whole model.
 
     Args:
         report: of all sites.
@@ -71,6 +74,8 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
             screen.print(Text(site.name, style="bold"))
             for line in detail_lines(site, formulas):
                 screen.print(f"  {line}")
+    for line in (*(f"note: {note}" for note in report.notes), *pinned_lines(report.pinned)):
+        screen.print(line)
 
 
 def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]:
@@ -85,7 +90,17 @@ def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]
     if site.reason is not None:
         yield f"{site.reason.code}: {site.reason.what}"
         yield f"  fix: {site.reason.fix}"
+        yield from _distances(site.reason.nearest)
     yield from (f"note: {note}" for note in site.notes)
+
+
+def _distances(nearest: Nearest | None) -> Iterator[str]:
+    """How far a near miss is from the rule and from what is like it."""
+    if nearest is None:
+        return
+    yield f"smallest relative differences over {number(nearest.tokens, 'token')}:"
+    for name, what, error in compared_with(nearest):
+        yield f"  {error:.1e}  {name}: {what}"
 
 
 def _known(match: Match | ExpressionMatch) -> Iterator[str]:
@@ -98,7 +113,8 @@ def _known(match: Match | ExpressionMatch) -> Iterator[str]:
         valid = match.valid_tokens
         if valid is not None:
             ends = f"below: {valid.below or 'nothing found'}; above: {valid.above or 'nothing found'}"
-            yield f"valid tokens: {valid_text(valid)}; {ends}"
+            fixed = "the number that the file has"
+            yield f"valid tokens: {valid_text(valid)}; {fixed if isinstance(match.dims.tokens, int) else ends}"
     else:
         yield from (f"{name}: {number:.9g}" for name, number in match.parameters.items())
     proof = match.proof

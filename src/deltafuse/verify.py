@@ -29,7 +29,7 @@ from deltafuse.rollout import TaskReport
 from deltafuse.structure import SiteStructure, check_structure
 from deltafuse.targets.runtime import runtime_notes
 from deltafuse.verify_bars import Bar, Overrides, bar_of
-from deltafuse.verify_bodies import Compared, compare_graphs, nothing_fused
+from deltafuse.verify_bodies import Compared, compare_graphs, nothing_fused, swapped
 from deltafuse.verify_cut import Pair, cut_expression, cut_pair, site_name
 from deltafuse.verify_expression import judge_expression
 from deltafuse.verify_network import NetworkReport, Networks, obstacle, run_networks
@@ -89,6 +89,8 @@ class VerifyReport:
             or any(node.findings for node in self.structure)
             or any(part.verdict == "differs" for part in parts)
         )
+
+_NO_SITE = "{fused} has no fused site: give what fuse wrote, and not what was made of that since (by fuse lower, say)"
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,12 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     settings.progress.start("comparing")
     before, after = (in_order(scan(path, allow_outside=settings.allow_outside))[0] for path in (unfused, fused))
     graphs = compare_graphs(before, after)
+    if swapped(graphs):
+        text = f"{unfused} holds fused nodes and {fused} none; give the unfused model first, then what fuse wrote of it"
+        raise UserError("swapped-files", text)
     if nothing_fused(graphs):
-        raise UserError(
-            "nothing-fused",
-            f"{fused} has no fused site that {unfused} lacks; give the unfused model first, then the fused",
-        )
+        text = f"{fused} has no fused site that {unfused} lacks; give the unfused model first, then the fused"
+        raise UserError("nothing-fused", text)
     main = graphs[0]
     bars = [bar_of(one.after.shapes, settings.bars) for one in graphs]
     close = max(bars, key=lambda bar: bar.nrmse)
@@ -187,6 +190,8 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     findings = tuple(finding(reason) for one in graphs for reason in one.difference.findings)
     structure = tuple(node for one in graphs for node in check_structure(one.after, one.difference.regions))
     notes = dict.fromkeys(note for one in graphs for note in runtime_notes(one.after.graph))
+    if not sites:
+        notes[_NO_SITE.format(fused=fused)] = None
     names = str(before.path), str(after.path)
     report = VerifyReport(*names, sites, findings, 0, notes=tuple(notes), structure=structure)
     network = _network(stage, close, settings) if settings.level in ("network", "all") else None

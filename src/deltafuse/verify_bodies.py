@@ -9,6 +9,7 @@ import onnx
 
 from deltafuse.boundary import SITE
 from deltafuse.enclosed import FUSED, Enclosed, enter, held_bodies, mentions
+from deltafuse.fused import fused_nodes
 from deltafuse.inputs_roles import source_of
 from deltafuse.reasons import Reason
 from deltafuse.verify_cut import Pair, Side
@@ -56,6 +57,13 @@ def compare_graphs(unfused: Model, fused: Model) -> tuple[Compared, ...]:
 def nothing_fused(compared: tuple[Compared, ...]) -> bool:
     """Whether nothing differs at all."""
     return all(one.difference == _NOTHING for one in compared)
+
+
+def swapped(compared: tuple[Compared, ...]) -> bool:
+    """Whether the first file is the fused one: its main graph holds fused nodes, and that of the second none."""
+    graphs = compared[0].before.graph, compared[0].after.graph
+    old, new = (bool(fused_nodes(graph, range(len(graph.op)))) for graph in graphs)
+    return old and not new
 
 
 def _compare(before: Enclosed, after: Enclosed) -> Iterator[Compared]:

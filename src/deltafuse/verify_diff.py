@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto
 
 from deltafuse.dims import Dim, parse
+from deltafuse.dtypes import dtype_name
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
@@ -233,8 +234,8 @@ def _declared(graph: Graph, value: int) -> tuple[str, list[Dim | None] | None]:
         return ("" if info is None else info.type.SerializeToString(deterministic=True).hex()), None
     tensor = info.type.tensor_type
     if not tensor.HasField("shape"):
-        return str(tensor.elem_type), None
-    return str(tensor.elem_type), [_dim(dim) for dim in tensor.shape.dim]
+        return dtype_name(tensor.elem_type), None
+    return dtype_name(tensor.elem_type), [_dim(dim) for dim in tensor.shape.dim]
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim | None:
@@ -255,4 +256,4 @@ def _pinned_only(was: tuple[str, list[Dim | None] | None], now: tuple[str, list[
 def _text(declared: tuple[str, list[Dim | None] | None]) -> str:
     kind, dims = declared
     shape = "?" if dims is None else ", ".join("?" if dim is None else str(dim) for dim in dims)
-    return f"{kind}[{shape}]"
+    return f"{kind} [{shape}]"

@@ -58,7 +58,7 @@ function rule(site) {
   const valid = site.valid_tokens;
   if (valid) {
     const ends = [valid.below ? `${valid.below} below` : "", valid.above ? `${valid.above} above` : ""].filter(Boolean);
-    rows.push(["valid tokens", `${valid.proven.join(" to ")}${ends.length ? `; ${ends.join(", ")}` : ""}; tried ${valid.tried.join(", ")}`]);
+    rows.push(["valid tokens", `${[...new Set(valid.proven)].join(" to ")}${ends.length ? `; ${ends.join(", ")}` : ""}; tried ${valid.tried.join(", ")}`]);
   }
   if (site.parameters) rows.push(["parameters", Object.entries(site.parameters).map(([name, value]) => `${name} = ${value}`).join(", ") || "none"]);
   return [el("h3", {}, "Rule"), facts(rows)];
@@ -76,7 +76,7 @@ function proof(site) {
 
 function target(site) {
   const emitted = site.emitted;
-  if (!emitted) return [];
+  if (!emitted || !("casts" in emitted)) return [];
   if (!emitted.node) return [el("h3", {}, "Target node"), el("p", {}, emitted.nodes ? `${emitted.op}, ${count(emitted.nodes, "node")}` : "nothing: readers read what was copied")];
   const ports = [...emitted.inputs.map((port) => ["input", ...port]), ...emitted.outputs.map((port) => ["output", ...port])]
     .map(([kind, port, name, type]) => [kind, port, name || "(absent)", type]);
