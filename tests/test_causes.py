@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+import bodied
 import sabotage
 from deltafuse import pipeline
 from deltafuse.bisecting import bisect
@@ -395,6 +396,78 @@ def test_the_command_finds_and_tells(fuse, wrong, tmp_path):
     assert document["ablations"][0]["rows"][0]["decision"] == "as fused"
     assert document["reproduction"]["site"] == "layers.0"
     assert document["network"]["divergence"]["first"]["blame"] == "site"
+
+
+# Sites beside those of a rule in the main graph.
+
+
+def of_type(graph, op):
+    """The first node of an operator, in bodies too."""
+    for node in graph.node:
+        inner = (of_type(item.g, op) for item in node.attribute if item.HasField("g"))
+        found = node if node.op_type == op else next(filter(None, inner), None)
+        if found is not None:
+            return found
+    return None
+
+
+@pytest.fixture
+def wrong_convolution(fused, tmp_path):
+    """The convolution in front of the first site has no activation."""
+    source, output = fused(DECODE, "ort")
+    model = onnx.load(output)
+    attribute = sabotage.attribute(of_type(model.graph, "CausalConvWithState"), "activation")
+    attribute.s = b"none"
+    onnx.save(model, tmp_path / "wrong.onnx")
+    return source, tmp_path / "wrong.onnx"
+
+
+def test_a_convolution_that_moves_an_output_is_bisected_and_written_alone(fuse, wrong_convolution, tmp_path):
+    name, mini = "layers.0.causal_conv", tmp_path / "mini"
+    done = fuse("verify", *wrong_convolution, "--bisect", "--ablate", name, "--minimize", mini, "--json")
+    document = done.document
+    assert [culprit["sites"] for culprit in document["bisect"]["culprits"]] == [[name]]
+    assert document["bisect"]["untried"] == []
+    assert [one["reason"]["code"] for one in document["ablations"]] == ["cause-expression"]
+    assert document["reproduction"]["site"] == name
+    alone = fuse(*shlex.split(document["reproduction"]["command"])[1:], "--json")
+    assert (alone.exit, [site["verdict"] for site in alone.document["sites"]]) == (5, ["differs"])
+
+
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+def test_a_right_convolution_is_no_culprit(fused, target):
+    checked = check(*fused(DECODE, target), Settings(level="network"))
+    assert len(checked.stage.expressions) == 3
+    assert bisected(checked).culprits == ()
+
+
+@pytest.fixture
+def wrong_in_a_body(tmp_path):
+    """A branch of an If with a fused step whose scale is twice what it must be."""
+    source, output = tmp_path / "branch.onnx", tmp_path / "wrong.onnx"
+    onnx.save(bodied.chosen(), source)
+    assert pipeline.fuse(FuseOptions(source, output, target="ort"), SilentProgress()).exit == 0
+    model = onnx.load(output)
+    sabotage.attribute(of_type(model.graph, "LinearAttention"), "scale").f *= 2
+    onnx.save(model, output)
+    return source, output
+
+
+def test_sites_inside_bodies_are_told_as_not_looked_at(fuse, wrong_in_a_body, tmp_path):
+    options = ["--bisect", "--ablate", "*", "--minimize", tmp_path / "mini"]
+    document = fuse("verify", *wrong_in_a_body, *options, "--json").document
+    (site,) = document["sites"]
+    assert site["verdict"] == "differs"
+    assert (document["bisect"]["culprits"], document["bisect"]["untried"]) == ([], [site["name"]])
+    assert [one["reason"]["code"] for one in document["ablations"]] == ["cause-inside-body"]
+    assert "--minimize looks at sites of the main graph only" in document["reproduction"]["note"]
+    assert not (tmp_path / "mini").exists()
+    done = fuse("verify", *wrong_in_a_body, *options, "--html", tmp_path / "page.html")
+    told = f"not bisected, inside bodies of If, Loop or Scan: {site['name']}; read their own verdicts"
+    assert done.exit == 5
+    assert "no site of the main graph moves an output beyond tolerance" in done.out
+    assert told in done.out.replace("\n", " ")
+    assert told.capitalize().replace("if, loop or scan", "If, Loop or Scan") in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

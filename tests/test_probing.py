@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from deltafuse import pipeline, probing
 from deltafuse.errors import UserError
+from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.probing import NodeRow, TensorRow, listing
 from exports import export
 
@@ -108,6 +109,28 @@ def test_operators_are_listed_and_counted(small):
     assert [row.index for row in found.nodes] == [2, 3, 5]
     assert found.ops == {"Add": 1, "com.microsoft.Gelu": 1, "com.microsoft.Unheard": 1, "Conv": 0}
     assert listing(small, ops=["Con*"]).ops == {"Constant": 1}
+
+
+def test_an_operator_without_a_domain_is_of_every_domain(small):
+    assert listing(small, ops=["Gelu", "Neg"]).ops == {"com.microsoft.Gelu": 1, "Neg": 1}
+    assert listing(small, ops=["com.other.Gelu", "gelu"]).ops == {"com.other.Gelu": 0, "gelu": 0}
+
+
+@pytest.mark.parametrize(
+    ("target", "op", "told"),
+    [
+        ("ort", "LinearAttention", "com.microsoft.LinearAttention"),
+        ("onnx", "LinearAttention", "LinearAttention"),
+        ("ascend-310p", "RecurrentGatedDeltaRule", "Custom RecurrentGatedDeltaRule"),
+        ("ascend-310p", "Custom", "Custom RecurrentGatedDeltaRule"),
+    ],
+)
+def test_fused_operators_of_every_target_are_counted_by_their_name(tmp_path, target, op, told):
+    fused = tmp_path / "fused.onnx"
+    assert pipeline.fuse(FuseOptions(export("full_decode_ts17").path, fused, target=target), SilentProgress()).exit == 0
+    found = listing(fused, ops=[op])
+    assert found.ops == {told: 3}
+    assert len(found.nodes) == 3
 
 
 def test_nodes_and_operators_narrow_each_other(small):

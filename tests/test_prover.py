@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,23 +145,32 @@ def test_every_column_is_compared_once(worker: Worker, tmp_path: Path) -> None:
     assert found.trial.error(found.trial.binding, DRAWS[0], 9, full=True) <= BAR
 
 
-def test_arithmetic_that_overflows_is_told(worker: Worker, tmp_path: Path) -> None:
-    # exp(9 g) exp(-8 g) is exp(g) as long as both are numbers.
-    edits = (
+def taken_apart(up: int, down: int) -> onnx.ModelProto:
+    """A step whose decay is exp(up g) exp(-down g): exp(g), as long as both are numbers."""
+    return graphs.step(
         (
             "e0 = Exp(g0)",
-            "up = Mul(g0, nine)\n  down = Mul(g0, eight)\n  eu = Exp(up)\n  ed = Exp(down)\n  e0 = Mul(eu, ed)",
+            "up = Mul(g0, more)\n  down = Mul(g0, less)\n  eu = Exp(up)\n  ed = Exp(down)\n  e0 = Mul(eu, ed)",
         ),
-        ("float scale", "float nine = {9}, float eight = {-8}, float scale"),
+        ("float scale", f"float more = {{{up}}}, float less = {{{-down}}}, float scale"),
     )
-    found, _ = proof(graphs.step(*edits), worker, tmp_path)
+
+
+def test_arithmetic_that_overflows_is_told(worker: Worker, tmp_path: Path) -> None:
+    found, _ = proof(taken_apart(5, 4), worker, tmp_path)
     assert isinstance(found, Proven), found
-    (plunge,) = [how for how in DRAWS if how.plunge]
+    assert found.draws == len(DRAWS)
+    (plunge,) = [replace(how, plunge=-200.0) for how in DRAWS if how.plunge]
     told = found.trial.error(found.trial.binding, plunge, 3)
     assert isinstance(told, Reason)
     assert (told.code, told.args) == ("overflows", {"draw": plunge.name})
     assert plunge.name in told.text
-    assert found.draws == len(DRAWS) - 1
+
+
+def test_a_decay_of_high_powers_is_refused_even_where_they_cancel(worker: Worker, tmp_path: Path) -> None:
+    found, _ = proof(taken_apart(9, 8), worker, tmp_path)
+    assert isinstance(found, Reason)
+    assert found.code == "higher-degree"
 
 
 def test_a_proof_of_nothing_is_no_proof(worker: Worker, tmp_path: Path) -> None:

@@ -55,10 +55,12 @@ class BisectReport:
     Attributes:
         runs: whole models that were run.
         culprits: none where all sites together keep the bar.
+        untried: sites that no run tells about: those inside the bodies of If, Loop and Scan.
     """
 
     runs: int
     culprits: tuple[Culprit, ...]
+    untried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,9 @@ def bisect(
         reference = search.reference()
         if isinstance(reference, Reason):
             return reference
-        culprits = search.culprits(stage.regions, reference)
-        return BisectReport(search.runs, tuple(culprits))
+        regions = (*stage.regions, *stage.expressions)
+        culprits = search.culprits(regions, reference) if regions else []
+        return BisectReport(search.runs, tuple(culprits), stage.inside)
 
 
 class _Search:

@@ -19,12 +19,14 @@ from deltafuse.lowering_attention import (
     read_attention,
     runtime_has,
 )
+from deltafuse.lowering_conv import is_causal_conv, lower_conv, runtime_has_conv
 from deltafuse.opset import import_needed
 from deltafuse.reasons import TEXTS, Reason
 
 TEXTS["attention-malformed"] = "{fault}; fuse the model again"
 
 _runtime_has = cache(runtime_has)
+_runtime_has_conv = cache(runtime_has_conv)
 
 #: Ports of LinearAttention under the names of the rule's roles.
 _ROLES = {"past_state": "state", "decay": "g"}
@@ -88,15 +90,16 @@ def runnable(model: onnx.ModelProto, *, keep: bool = True) -> onnx.ModelProto:
 
     Args:
         model: its operands' types follow from its inputs'.
-        keep: a LinearAttention that onnxruntime has a kernel for stays: then it is the kernel itself that is compared.
+        keep: what onnxruntime has a kernel for stays: then it is the kernel itself that is compared.
     """
     lowered: list[NodeProto] = []
     for node in model.graph.node:
-        if kernel(node) != LINEAR_ATTENTION:
+        conv = is_causal_conv(node.op_type, node.domain)
+        if kernel(node) != LINEAR_ATTENTION and not conv:
             lowered += lower_node(node) if fused_type(node) else [node]
             continue
-        has = keep and _runtime_has(node.domain)
-        lowered += [node] if has else _attention_as_typed(model, node)
+        has = keep and (_runtime_has_conv if conv else _runtime_has)(node.domain)
+        lowered += [node] if has else _as_typed(model, node)
     result = _with_nodes(model, lowered)
     import_needed(result)
     return result
@@ -123,14 +126,16 @@ def key_dim(graph: Graph, node: int, width: Dim) -> int:
     return width // heads.i if heads is not None and heads.i else 0
 
 
-def _attention_as_typed(model: onnx.ModelProto, node: NodeProto) -> list[NodeProto]:
-    """LinearAttention lowered with the types that its operands have here."""
+def _as_typed(model: onnx.ModelProto, node: NodeProto) -> list[NodeProto]:
+    """LinearAttention or CausalConvWithState lowered with the types that its operands have here."""
     inferred = onnx.shape_inference.infer_shapes(model)
     types = {
         info.name: info.type.tensor_type.elem_type
         for info in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
     }
     dtype = types.get(node.input[0]) or TensorProto.FLOAT
+    if is_causal_conv(node.op_type, node.domain):
+        return lower_conv(node, dtype)
     past = node.input[3] if len(node.input) > 3 else ""
     return lower_attention(node, dtype, types.get(past) or dtype)
 

@@ -18,6 +18,7 @@ import onnx
 from deltafuse.dims import Dim
 from deltafuse.dtypes import dtype_name
 from deltafuse.errors import UserError
+from deltafuse.fused import fused_type
 from deltafuse.graph import Graph
 from deltafuse.shapes import Shapes
 from deltafuse.tensors import TensorHead
@@ -110,7 +111,8 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
         path: any ONNX file.
         tensors: regular expression that the names of the tensors to list match somewhere; "" for all, None for none.
         nodes: the same for nodes; one without a name goes by that of its first output.
-        ops: operators whose nodes are to be listed, shell-style patterns such as ``Conv`` or ``com.microsoft.*``.
+        ops: operators whose nodes are to be listed, shell-style patterns such as ``Conv`` or ``com.microsoft.*``; a
+            name without a domain is of every domain, and of a Custom node its type is a name too.
 
     Raises:
         UserError: ``bad-regex``; what scanning raises.
@@ -124,8 +126,9 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
         found_tensors = _tensors(model, wanted_tensors, notes)
     if wanted_nodes is not None or ops:
         found_nodes = _with_shapes(model, tuple(_nodes(graph, wanted_nodes or re.compile(""), ops)), notes)
-        counted = Counter(title(row.op, row.domain) for row in found_nodes)
-        exact = {op: 0 for op in ops if not set(op) & set("*?[") and op not in counted}
+        named = [_names(graph, row.index) for row in found_nodes]
+        counted = Counter(names[0] for names in named)
+        exact = {op: 0 for op in ops if not set(op) & set("*?[") and not any(op in names for names in named)}
         counts = dict(counted.most_common()) | exact
     held = sum(op in _CONTROL for op in graph.op)
     if held:
@@ -150,11 +153,22 @@ def _regex(text: str | None) -> re.Pattern[str] | None:
         ) from None
 
 
+def _names(graph: Graph, node: int) -> tuple[str, ...]:
+    """What an operator goes by: its title first, then its name alone, then the type of a Custom node."""
+    op, domain = graph.op[node], graph.domain[node]
+    kind = fused_type(graph.node(node)) if op == "Custom" else ""
+    return (title(op, domain, kind or ""), op, *filter(None, (kind,)))
+
+
 def _nodes(graph: Graph, wanted: re.Pattern[str], ops: Sequence[str]) -> Iterator[NodeRow]:
-    keys = set(zip(graph.op, graph.domain, strict=True))
-    kinds = {key for key in keys if not ops or any(fnmatchcase(title(*key), glob) for glob in ops)}
+    known: dict[tuple[str, str], bool] = {}
     for index, key in enumerate(zip(graph.op, graph.domain, strict=True)):
-        if key not in kinds:
+        # The nodes of one operator answer alike; Custom nodes have a type each.
+        chosen = None if key[0] == "Custom" else known.get(key)
+        if chosen is None:
+            chosen = not ops or any(fnmatchcase(name, glob) for name in _names(graph, index) for glob in ops)
+            known[key] = chosen
+        if not chosen:
             continue
         name = graph.node_name(index)
         outputs = tuple(map(graph.name, graph.node_outputs[index]))

@@ -81,15 +81,20 @@ def _print_ablation(ablation: AblationReport, screen: Console) -> None:
         (row.decision, row.instead, *("does not run" if n is None else f"{n:.2e}" for n in (row.nrmse, row.max_abs)))
         for row in ablation.rows
     ]
-    screen.print(f"{ablation.site}, one decision undone in each row:")
-    screen.print(table(ABLATION_COLUMNS, rows))
+    if rows:
+        screen.print(f"{ablation.site}, one decision undone in each row:")
+        screen.print(table(ABLATION_COLUMNS, rows))
     if ablation.reason is not None:
         screen.print(f"{ablation.site} ({ablation.reason.code}): {ablation.reason.text}")
 
 
 def _print_bisect(found: BisectReport, screen: Console) -> None:
     if not found.culprits:
-        screen.print(f"bisected in {found.runs} runs: no site moves an output beyond tolerance")
+        where = " of the main graph" if found.untried else ""
+        screen.print(f"bisected in {found.runs} runs: no site{where} moves an output beyond tolerance")
     for culprit in found.culprits:
         names = Text(", ".join(culprit.sites), style="red")
         screen.print(Text.assemble(f"bisected in {found.runs} runs: ", names, f" breaks it: {culprit.reason.text}"))
+    if found.untried:
+        names = ", ".join(found.untried)
+        screen.print(f"not bisected, inside bodies of If, Loop or Scan: {names}; read their own verdicts")

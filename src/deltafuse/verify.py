@@ -184,8 +184,10 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
         judged = [_sites(one, bar, settings, worker) for one, bar in zip(graphs, bars, strict=True)]
     # The levels beyond sites know the main graph.
     given = dict(pair for one, (_, pairs) in zip(graphs, judged, strict=True) for pair in one.given(pairs).items())
-    own, regions = judged[0], main.difference.regions
-    stage = Stage(main.before, main.after, own[1], own[0], regions, settings.foreign, given)
+    own, known = judged[0], main.difference
+    inside = tuple(site.name for some, _ in judged[1:] for site in some)
+    stage = Stage(main.before, main.after, own[1], own[0], known.regions, settings.foreign, given,
+                  known.expressions, inside)  # fmt: skip
     sites = tuple(site for some, _ in judged for site in some)
     findings = tuple(finding(reason) for one in graphs for reason in one.difference.findings)
     structure = tuple(node for one in graphs for node in check_structure(one.after, one.difference.regions))

@@ -13,13 +13,26 @@ from deltafuse.inputs import Inputs
 from deltafuse.minimizing import Reproduction, reproduce
 from deltafuse.network_model import obstacle
 from deltafuse.probe import Worker
-from deltafuse.reasons import Reason
+from deltafuse.reasons import TEXTS, Reason
 from deltafuse.verify import Checked, Settings, VerifyReport
 from deltafuse.verify_bars import bar_of
-from deltafuse.verify_cut import Pair
+from deltafuse.verify_cut import Pair, cut_expression, site_name
+from deltafuse.verify_diff import Region
 from deltafuse.verify_stage import Stage
+from deltafuse.verify_trial import finding
 
 __all__ = ["Causes", "find_causes"]
+
+TEXTS.update(
+    {
+        "cause-inside-body": "{site} lies inside the body of an If, Loop or Scan, and {option} looks at sites of the "
+        "main graph only; read its own verdict",
+        "cause-expression": "{site} stands in place of an ordinary expression, and {option} undoes decisions of a "
+        "rule's sites only; read its own verdict, or cut it out with --minimize",
+    }
+)
+
+_INSIDE = "cause-inside-body"
 
 
 @dataclass(frozen=True)
@@ -59,13 +72,27 @@ def find_causes(checked: Checked, causes: Causes, settings: Settings) -> VerifyR
 
 
 def _ablations(stage: Stage, globs: tuple[str, ...], settings: Settings) -> tuple[AblationReport, ...]:
-    chosen = [pair for pair in stage.pairs if any(fnmatchcase(pair.name, glob) for glob in globs)]
-    if not chosen:
+    def named(name: str) -> bool:
+        return any(fnmatchcase(name, glob) for glob in globs)
+
+    chosen = [pair for pair in stage.pairs if named(pair.name)]
+    codes = {**dict.fromkeys(_expressions(stage), "cause-expression"), **dict.fromkeys(stage.inside, _INSIDE)}
+    others = [
+        AblationReport(name, (), finding(Reason(code, {"site": name, "option": "--ablate"})))
+        for name, code in codes.items()
+        if named(name)
+    ]
+    if not (chosen or others):
         known = ", ".join(pair.name for pair in stage.pairs) or "none that can be run on its own"
         raise UserError("no-such-site", f"no site matches --ablate {', '.join(globs)}: there are {known}")
     settings.progress.start("undoing decisions")
     with Worker(settings.seconds) as worker:
-        return tuple(ablate(pair, stage.after, worker) for pair in chosen)
+        return (*(ablate(pair, stage.after, worker) for pair in chosen), *others)
+
+
+def _expressions(stage: Stage) -> dict[str, Region]:
+    """Regions in place of ordinary expressions, by their sites' names."""
+    return {site_name(stage.after.graph, region): region for region in stage.expressions}
 
 
 def _bisected(stage: Stage, report: VerifyReport, settings: Settings) -> VerifyReport:
@@ -88,7 +115,13 @@ def _reproduced(stage: Stage, report: VerifyReport, folder: Path, settings: Sett
     name = to_blame(report)
     if name is None:
         return Reproduction(None, note="no site is to blame: nothing was written")
-    pair = next((pair for pair in stage.pairs if pair.name == name), None)
+    if name in stage.inside:
+        inside = Reason(_INSIDE, {"site": name, "option": "--minimize"})
+        return Reproduction(None, note=f"{inside.text}: nothing was written")
+    pair: Pair | Reason | None = next((pair for pair in stage.pairs if pair.name == name), None)
+    region = _expressions(stage).get(name)
+    if pair is None and region is not None:
+        pair = cut_expression(stage.before, stage.after, region)
     if not isinstance(pair, Pair):
         return Reproduction(None, note=f"{name} cannot be cut out of both files: nothing was written")
     settings.progress.start("writing a reproduction")

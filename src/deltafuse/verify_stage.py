@@ -28,9 +28,11 @@ class Stage:
         before, after: unfused and fused.
         pairs: both sides of the sites that can be cut out.
         sites: verdicts of all sites.
-        regions: all sites' nodes, in topological order.
+        regions: the nodes of all sites of a rule, in topological order.
         foreign: what lowers Custom nodes of other tools.
         given: values that sites inside bodies read -> which operand of them.
+        expressions: the nodes that stand in place of ordinary expressions, such as a causal convolution.
+        inside: names of the sites inside bodies.
     """
 
     before: Side
@@ -40,6 +42,8 @@ class Stage:
     regions: tuple[Region, ...]
     foreign: Foreign | None = None
     given: Mapping[str, Part] = field(default_factory=dict[str, Part])
+    expressions: tuple[Region, ...] = ()
+    inside: tuple[str, ...] = ()
 
     @property
     def parts(self) -> Mapping[str, Part]:
