@@ -400,6 +400,8 @@ def test_no_pins_without_pinning_and_a_note_says_what_is_assumed():
 def test_a_note_names_what_is_rounded():
     assert plan(Site()).notes == ("float16_boundary: query, key, value, beta, state rounded to float16",)
     assert plan(Site(dtype=HALF, state_dtype=HALF)).notes == ()
+    double = plan(Site(dtype=HALF, state_dtype=HALF, g_dtype=TensorProto.DOUBLE))
+    assert double.notes == ("float32_boundary: g rounded to float32",)
 
 
 # The numbers.

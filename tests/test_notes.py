@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 
 import graphs
@@ -12,6 +13,7 @@ import loops
 from deltafuse.draws import DRAWS
 from deltafuse.match import Proof, Validity
 from deltafuse.notes import Notes
+from deltafuse.verify import verify
 from exports import export
 from hand_match import Site, match
 
@@ -122,3 +124,18 @@ def test_a_batch_of_one_beside_a_free_one_is_refused(tmp_path: Path) -> None:
             model = loops.loop((operand, operand.replace("[B", "[1")))
             report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx", target="ort")
             assert graphs.codes(report) == ["batch-one-only"], operand
+
+
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+def test_a_double_model_is_told_to_lose_precision(target: str, tmp_path: Path) -> None:
+    double = graphs.to_double(graphs.step())
+    assert isinstance(double, onnx.ModelProto)
+    model, output = graphs.save(double, tmp_path), tmp_path / "out.onnx"
+    strict = graphs.fuse(model, output, target=target, strict=True)
+    assert (strict.exit, output.exists()) == (4, False)
+    report = graphs.fuse(model, output, target=target)
+    assert [site.notes for site in report.sites] == [
+        ("float32_boundary: query, key, value, g, beta, state rounded to float32",)
+    ]
+    checked = verify(model, output)
+    assert (report.exit, checked.exit, [site.verdict for site in checked.sites]) == (0, 0, ["equal"])

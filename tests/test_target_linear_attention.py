@@ -95,6 +95,17 @@ def test_grouped_value_heads(name):
     assert reason.code == "head-ratio"
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_note_names_what_of_a_double_model_is_rounded(name):
+    double = TensorProto.DOUBLE
+    site = Site(dtype=double, g_dtype=double, state_dtype=double)
+    assert planned(name, site).notes == ("float32_boundary: query, key, value, g, beta, state rounded to float32",)
+    fresh = Site(state_dtype=double, state_layout=None)
+    assert planned(name, fresh).notes == ("float32_boundary: final_state rounded to float32",)
+    halves = planned(name, Site(dtype=HALF, g_dtype=double, state_dtype=double))
+    assert halves.notes == ("float16_boundary: g rounded to float16", "float32_boundary: state rounded to float32")
+
+
 def test_a_decay_per_key_channel_is_passed_on():
     site = Site()
     g = replace(match(site).g, layout="BTHD")

@@ -179,7 +179,7 @@ class Flat:
         if chosen and given[0].state == State.DATA:
             return []
         if chosen:
-            return [self._one_of(parts) for parts in zip(*results, strict=True)]
+            return [self._one_of(parts) for parts in zip(*results, strict=False)]
         if node.op_type not in ("Loop", "Scan"):
             return []
         skipped = 1 if node.op_type == "Loop" else 0

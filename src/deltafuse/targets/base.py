@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from onnx import TensorProto
 
 from deltafuse.dims import Dim
 from deltafuse.match import Match, Plan
 from deltafuse.options import Boundary, Operator
 from deltafuse.reasons import Reason
+
+#: Float types that kernels have.
+FLOATS: Mapping[int, str] = {
+    TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
+}  # fmt: skip
+
+
+def boundary_notes(rounded: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
+    """What is said of operands that a kernel takes in a type that does not hold all of their numbers.
+
+    Args:
+        rounded: element type -> the roles that are rounded to it.
+    """
+    given = {FLOATS[dtype]: ", ".join(names) for dtype, names in rounded.items() if names}
+    return tuple(f"{typed}_boundary: {names} rounded to {typed}" for typed, names in given.items())
 
 
 @dataclass(frozen=True)

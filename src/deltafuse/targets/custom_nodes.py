@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from deltafuse.layouts import axes
 from deltafuse.match import Match, Plan, Role
-from deltafuse.targets.base import Case
+from deltafuse.targets.base import FLOATS, Case, boundary_notes
 from deltafuse.targets.emit import Attribute, Emitter, annotate, custom_properties, operand, properties, result
 from deltafuse.targets.layout import Sizes, moves
 from deltafuse.targets.profile import Operator
@@ -20,7 +20,6 @@ from deltafuse.targets.profile import Operator
 _FLOAT, _FLOAT16, _INT32 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16), int(TensorProto.INT32)
 #: MindSpore's TypeId of an element type, the value of ``output_types``.
 MINDSPORE_TYPES = {_FLOAT16: 42, _FLOAT: 43, int(TensorProto.BFLOAT16): 45}
-_NAMES = {_FLOAT16: "float16", int(TensorProto.BFLOAT16): "bfloat16"}
 
 
 def plan(match: Match, operator: Operator, case: Case) -> Plan:
@@ -242,8 +241,8 @@ def _notes(match: Match, operator: Operator, case: Case) -> tuple[str, ...]:
     gate = operator.port("g")
     if gate is not None and gate.dtypes == (_FLOAT16,) and match.g is not None and match.g.dtype != _FLOAT16:
         rounded.append("g")
-    typed = _NAMES[case.boundary]
-    notes = [f"{typed}_boundary: {', '.join(rounded)} rounded to {typed}"] if rounded else []
+    double = gate is not None and gate.dtypes != (_FLOAT16,) and match.g is not None and match.g.dtype not in FLOATS
+    notes = list(boundary_notes({case.boundary: rounded, _FLOAT: ["g"] if double else []}))
     if not case.options.pin and not isinstance(match.dims.batch, int):
         notes.append(
             f"batch_one_assumed: the axis {match.dims.batch} stays in the file but must be {case.options.batch}"

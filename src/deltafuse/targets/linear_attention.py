@@ -12,14 +12,13 @@ from onnx import helper
 
 from deltafuse.layouts import axes
 from deltafuse.match import Match, Norm, Plan, Role
-from deltafuse.targets.base import Case
+from deltafuse.targets.base import FLOATS, Case, boundary_notes
 from deltafuse.targets.emit import Attribute, Emitter, annotate, custom_properties, operand, properties, result
 from deltafuse.targets.layout import Sizes, moves
-from deltafuse.targets.profile import BFLOAT16, FLOAT, FLOAT16, Operator
+from deltafuse.targets.profile import FLOAT, FLOAT16, Operator
 
 LINEAR_ATTENTION = "LinearAttention"
 _PACKED, _PLAIN = "BT(HD)", "BTHD"
-_NAMES = {FLOAT: "float32", FLOAT16: "float16", BFLOAT16: "bfloat16"}
 
 
 def plan(match: Match, operator: Operator, case: Case) -> Plan:
@@ -106,7 +105,7 @@ def _state_dtype(match: Match, case: Case) -> int:
     role = match.state or match.final_state
     if role is None:
         return case.boundary
-    return role.dtype if role.dtype in _NAMES else FLOAT
+    return role.dtype if role.dtype in FLOATS else FLOAT
 
 
 def _attributes(match: Match, operator: Operator) -> dict[str, Attribute]:
@@ -155,6 +154,9 @@ def _value_info(
 
 def _notes(match: Match, case: Case) -> tuple[str, ...]:
     roles = {"query": match.query, "key": match.key, "value": match.value, "g": match.g, "beta": match.beta}
-    rounded = [name for name, role in roles.items() if role and role.dtype not in (case.boundary, FLOAT16)]
-    typed = _NAMES[case.boundary]
-    return (f"{typed}_boundary: {', '.join(rounded)} rounded to {typed}",) if rounded and case.boundary != FLOAT else ()
+    kept = (case.boundary, FLOAT16) if case.boundary != FLOAT else (*FLOATS,)
+    rounded = {case.boundary: [name for name, role in roles.items() if role and role.dtype not in kept]}
+    # States have a type of their own; without a first one the last one says in which they are computed.
+    states = {"state": match.state} if match.state else {"final_state": match.final_state}
+    rounded.setdefault(FLOAT, []).extend(name for name, role in states.items() if role and role.dtype not in FLOATS)
+    return boundary_notes(rounded)
