@@ -31,7 +31,7 @@ def inside(text: str, front: str = "") -> onnx.ModelProto:
     """The loop with more nodes in its body, between the value `raw` [B, 4, 3] and `v0`, and in front of it."""
     read, start = "Gather<axis = 1>(value, i)", "final_state, outs = Loop"
     edits = ((f"v0 = {read}", f"raw = {read}\n{text}"), (start, f"{front}\n{start}"))
-    return loops.loop(("float scale = {0.25}", NUMBERS), *edits)
+    return loops.loop(("float scale = {0.25}", NUMBERS), ('"my" : 1]', '"my" : 1, "com.microsoft" : 1]'), *edits)
 
 
 def around(text: str, *edits: tuple[str, str]) -> onnx.ModelProto:
@@ -57,6 +57,11 @@ INSIDE = {
     "an Einsum": 'p = Einsum<equation = "bhe->he">(raw)\n w = Sub(p, raw)\n m = Mul(w, tiny)\n v0 = Add(raw, m)',
     "a product": "p = Transpose<perm = [1, 2, 0]>(raw)\n w = Transpose<perm = [1, 0, 2]>(raw)\n m = MatMul(p, w)\n"
     " y = ReduceSum<keepdims = 0>(m, last)\n z = Mul(y, tiny)\n v0 = Add(raw, z)",
+    "onnxruntime's product": "p = Transpose<perm = [1, 0, 2]>(raw)\n"
+    " m = com.microsoft.FusedMatMul<transA = 1>(p, p)\n y = ReduceSum<keepdims = 0>(m, row)\n z = Mul(y, tiny)\n"
+    " v0 = Add(raw, z)",
+    "its product of other batches": "m = com.microsoft.FusedMatMul<transA = 1, transBatchA = 1, transBatchB = 1>"
+    "(raw, raw)\n y = ReduceSum<keepdims = 0>(m, row)\n z = Mul(y, tiny)\n v0 = Add(raw, z)",
 }
 AROUND = {
     "a mask": "n = Gather<axis = 0>(shape, zero)\n r = Range(zero, n, one)\n l = Sub(n, one)\n a = Less(r, l)\n"

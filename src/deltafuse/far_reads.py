@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from deltafuse.contractions import summed_axes
+from deltafuse.contractions import CONTRACTIONS, summed_axes
 from deltafuse.dims import Dim, Expr
 from deltafuse.scope import Scope
 from deltafuse.size_flow import Sizes
@@ -19,7 +19,7 @@ FARTHEST = 512
 #: Exporters write such a number for "to the end".
 _END = 2**31 - 1
 #: Operators that sum up over an axis.
-_SUMS = frozenset({"CumSum", "Einsum", "Gemm", "MatMul", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
+_SUMS = CONTRACTIONS | {"CumSum", "ReduceMean", "ReduceSum", "ReduceSumSquare"}
 #: Operators whose attributes say along which axes they read.
 _ATTRIBUTED = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "Split"})
 
@@ -82,8 +82,10 @@ class FarReads:
             summed = summed_axes(attributes["equation"].s.decode())
             return any(self._across(shape, axis) for shape, axes in zip(shapes, summed, strict=True) for axis in axes)
         axes = [*attributes["axes"].ints] if "axes" in attributes else []
-        if op in ("MatMul", "Gemm"):
-            axes = [0 if "transA" in attributes and attributes["transA"].i else -1]
+        if op in CONTRACTIONS:
+            batch = any(name in attributes and attributes[name].i for name in ("transBatchA", "transBatchB"))
+            # Of batches that change places with rows, any may be summed up.
+            axes = [] if batch else [-2 if "transA" in attributes and attributes["transA"].i else -1]
         elif inputs[1:]:
             axes = [_number(item) for item in self._items(inputs[1])]
         return any(self._across(shapes[0], axis) for axis in axes or range(len(shapes[0] or ())))
