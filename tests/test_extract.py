@@ -8,11 +8,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+import deltafuse
 from deltafuse import targets
-from deltafuse.extract import extract_site
+from deltafuse.dims import parse
+from deltafuse.extract import _work_out, extract_site
 from deltafuse.lowering import fused_type
 from deltafuse.targets import TargetOptions
+from exports import export
 from hand_match import FLOAT, HALF, NUMPY, Site, arrange, arrays, l2norm, match, recurrence
+
+PREFILL = export("full_prefill_ts17").path
 
 
 def cut(site: Site) -> onnx.ModelProto:
@@ -57,6 +62,39 @@ def test_inputs_and_outputs_are_declared_as_the_match_knows_them(tmp_path):
         assert shapes["present_state"] == ["batch", 4, 16, 32]
         assert [info.name for info in graph.output] == ["/model/layers.3/linear_attn/o", "present_state"]
         assert {info.type.tensor_type.elem_type for info in graph.output} == {TensorProto.FLOAT}
+
+
+def test_before_and_after_of_a_layer_run_on_the_same_inputs(tmp_path):
+    """The site reads sizes of what comes before its operands: they are worked out from the operands."""
+    deltafuse.inspect(PREFILL, sites="layers.0", extract=tmp_path)
+    before, after, lowered = (tmp_path / f"layers.0.{kind}.onnx" for kind in ("before", "after", "after.lowered"))
+    names = [[info.name for info in onnx.load(path).graph.input] for path in (before, after, lowered)]
+    assert set(names[0]) == set(names[1]) == set(names[2])
+    sizes = {"batch": 1, "seq_len": 20}
+    rng = np.random.default_rng(4)
+    fed = {
+        info.name: rng.uniform(-1, 0, [sizes.get(d.dim_param, d.dim_value) for d in info.type.tensor_type.shape.dim])
+        for info in onnx.load(before).graph.input
+    }
+    fed = {name: array.astype(np.float32) for name, array in fed.items()}
+    results = [
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, fed)
+        for path in (before, lowered)
+    ]
+    for wanted, found in zip(*results, strict=True):
+        assert np.abs(wanted - found).max() <= 5e-3 * np.abs(wanted).max()
+    # What was cut out is found again.
+    assert [site.status for site in deltafuse.inspect(before).sites] == ["match"]
+
+
+def test_a_size_that_no_operand_has_stays_an_input():
+    value = helper.make_tensor_value_info
+    roles = match(Site()).operands()
+    for sizes, stays in ((None, True), ([2, 5], False), ([parse("elsewhere")], True), ([parse("seq_len"), 3], False)):
+        graph = onnx.GraphProto(input=[value("x", FLOAT, [1]), value("size", TensorProto.INT64, [2])])
+        _work_out(graph, "size", None if sizes is None else np.array(sizes, object), roles)
+        assert ([info.name for info in graph.input] == ["x", "size"]) == stays
+        assert (not graph.node) == stays
 
 
 def test_the_cut_itself_is_not_changed(tmp_path):

@@ -11,11 +11,13 @@ from onnx import helper
 
 from deltafuse.errors import InternalError
 from deltafuse.fused import runnable
+from deltafuse.graph import Graph
 from deltafuse.lowering_attention import is_linear_attention
 from deltafuse.match import Match, Plan, Role
 from deltafuse.opset import LINEAR_ATTENTION_OPSET, adapt_all
-from deltafuse.probe import cut_model
+from deltafuse.probe import backward_slice, cut_model
 from deltafuse.reasons import Reason
+from deltafuse.shape_op import Contents
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model
 
@@ -31,13 +33,63 @@ def extract_sites(folder: Path, model: Model, shapes: Shapes, plans: Sequence[Pl
         inputs = list(dict.fromkeys(role.value for role in match.operands()))
         results = [role.value for role in match.results()]
         cut = cut_model(model, shapes, inputs, results)
+        sizes: list[int] = []
         if isinstance(cut, Reason):
-            # Shapes of values of other layers are read: they become inputs.
-            cut = cut_model(model, shapes, [*inputs, *match.sizes], results)
+            # Shapes of values of other layers are read.
+            sizes = _outside_sizes(model.graph, match, inputs, results)
+            cut = cut_model(model, shapes, [*inputs, *sizes], results)
         if isinstance(cut, Reason):
             raise InternalError(f"{match.name} was proven but cannot be cut out: {cut.text}")
+        for size in sizes:
+            _work_out(cut.model.graph, model.graph.name(size), shapes.contents(size), match.operands())
         files += map(str, extract_site(folder, plan, cut.model))
     return tuple(files)
+
+
+def _outside_sizes(graph: Graph, match: Match, inputs: Sequence[int], results: Sequence[int]) -> list[int]:
+    """The sizes that a site reads of values that do not follow from its operands, nor from sizes before them."""
+    nodes, loose = backward_slice(graph, inputs, results)
+    outside = {value for value in loose if value not in graph.initializers}
+    found: list[int] = []
+    for node in nodes:
+        if not outside.isdisjoint(graph.reads(node)):
+            written = [value for value in graph.node_outputs[node] if value]
+            found += [value for value in written if value in match.sizes]
+            outside.update(value for value in written if value not in match.sizes)
+    return found
+
+
+def _work_out(graph: onnx.GraphProto, name: str, sizes: Contents | None, operands: Sequence[Role]) -> None:
+    """Takes the sizes that an input of a cut holds from the operands, where all stand there; it is no input then."""
+    if sizes is None or sizes.ndim != 1 or not len(sizes):
+        return
+    parts: list[str] = []
+    nodes: list[onnx.NodeProto] = []
+    for number, dim in enumerate(sizes):
+        part = f"{name}/size_{number}"
+        if isinstance(dim, int):
+            nodes.append(_constant(part, dim))
+        else:
+            found = next(((role, role.shape.index(dim)) for role in operands if dim in role.shape), None)
+            if found is None:
+                return
+            role, axis = found
+            nodes += [
+                helper.make_node("Shape", [role.name], [f"{part}/shape"]),
+                _constant(f"{part}/axis", axis),
+                helper.make_node("Gather", [f"{part}/shape", f"{part}/axis"], [part], axis=0),
+            ]
+        parts.append(part)
+    nodes.append(helper.make_node("Concat", parts, [name], axis=0))
+    kept = [[info for info in graph.input if info.name != name], [*nodes, *graph.node]]
+    del graph.input[:], graph.node[:]
+    graph.input.extend(kept[0])
+    graph.node.extend(kept[1])
+
+
+def _constant(name: str, number: int) -> onnx.NodeProto:
+    value = helper.make_tensor(name, onnx.TensorProto.INT64, [1], [number])
+    return helper.make_node("Constant", [], [name], value=value)
 
 
 def extract_site(folder: Path, plan: Plan, before: onnx.ModelProto) -> tuple[Path, ...]:
