@@ -81,10 +81,10 @@ def _work_out(graph: onnx.GraphProto, name: str, sizes: Contents | None, operand
             ]
         parts.append(part)
     nodes.append(helper.make_node("Concat", parts, [name], axis=0))
-    kept = [[info for info in graph.input if info.name != name], [*nodes, *graph.node]]
+    inputs, after = [info for info in graph.input if info.name != name], [*graph.node]
     del graph.input[:], graph.node[:]
-    graph.input.extend(kept[0])
-    graph.node.extend(kept[1])
+    graph.input.extend(inputs)
+    graph.node.extend([*nodes, *after])
 
 
 def _constant(name: str, number: int) -> onnx.NodeProto:
