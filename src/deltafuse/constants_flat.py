@@ -72,6 +72,7 @@ class Flat:
         tensors: what they start from.
         read: constants that something else reads -> their names in the model.
         read_loose: the same of those in a shape that is not known, where data meets them.
+        types, sources: element types of all of them, 0 where they are not known; their names in the model.
     """
 
     leaf: Callable[[str], AnyArray | None]
@@ -82,6 +83,7 @@ class Flat:
     read: dict[str, str] = field(default_factory=dict[str, str])
     read_loose: dict[str, str] = field(default_factory=dict[str, str])
     types: dict[str, int] = field(default_factory=dict[str, int])
+    sources: dict[str, str] = field(default_factory=dict[str, str])
 
     def walk(self, graph: GraphProto, around: Mapping[str, Held] | None = None) -> dict[str, Held]:
         """Collects the constants of a scope.
@@ -102,7 +104,7 @@ class Flat:
         for node in graph.node:
             found = None if around is not None else self._settled(node, known)
             known.update(self._made(node, known) if found is None else {node.output[0]: found})
-        self._note([info.name for info in graph.output], known)
+        self._note([info.name for info in graph.output], known, loose=around is None)
         return known
 
     def pairs(self) -> dict[str, Pairs]:
@@ -136,7 +138,7 @@ class Flat:
         given = [known.get(name, _DATA) for name in node.input]
         inner = bodies(node)
         if inner:
-            self._note(node.input, known)
+            self._note(node.input, known, loose=False)
             results = self._entered(node, inner, given, known)
             results += [_DATA] * (len(node.output) - len(results))
             return {name: value for name, value in zip(node.output, results, strict=False) if name}
@@ -161,6 +163,7 @@ class Flat:
         copy.input[:] = [value.name for value in given]
         values = {name: Held(self._fresh(dtype), state, dtype) for name in node.output if name}
         copy.output[:] = [values[name].name if name else "" for name in node.output]
+        self.sources.update((value.name, name) for name, value in values.items())
         self.loose.append(copy)
         if state == State.WHOLE:
             self.nodes.append(copy)
@@ -176,6 +179,8 @@ class Flat:
             inputs = self._inputs(node, body, given, known)
             found = self.walk(body, {**known, **inputs})
             results.append([found.get(info.name, _DATA) for info in body.output])
+        steers = {"If": given[:1], "Loop": [*given[:_CARRIED], *results[0][:1]], "Scan": []}
+        self._meets(steers.get(node.op_type, given))
         if chosen and given[0].state == State.DATA:
             return []
         if chosen:
@@ -210,6 +215,7 @@ class Flat:
                 end = sources[end]
             changed = start if end == name else self._any(start.dtype)
             inputs[name] = Held("", State.DATA, start.dtype) if name in data else changed
+            self._meets([start] if changed != start else [])
         return inputs
 
     def _any(self, dtype: int) -> Held:
@@ -222,6 +228,7 @@ class Flat:
         dtypes = {part.dtype for part in parts}
         dtype = dtypes.pop() if len(dtypes) == 1 else 0
         if any(part.state == State.DATA for part in parts):
+            self._meets(parts)
             return Held("", State.DATA, dtype)
         node = NodeProto(op_type="Concat", input=[part.name for part in parts], output=["one"])
         return self._put(node, parts, State.LOOSE, dtype)["one"]
@@ -231,8 +238,12 @@ class Flat:
             value = known.get(name, _DATA)
             if name and value.state == State.WHOLE:
                 self.read[value.name] = name
-            elif value.state == State.LOOSE and loose:
-                self.read_loose[value.name] = name
+            elif loose:
+                self._meets([value])
+
+    def _meets(self, values: Iterable[Held]) -> None:
+        """Notes values of no known shape that data meets, or that say how often something is done."""
+        self.read_loose.update({v.name: self.sources[v.name] for v in values if v.state == State.LOOSE})
 
     def _fresh(self, dtype: int) -> str:
         name = f"c{len(self.types) + 1}"

@@ -9,8 +9,11 @@ from deltafuse.shape_op import DtypeRule, Op
 _TYPE = onnx.TensorProto
 
 _BOOL = ["And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"]
-_INT64 = ["ArgMax", "ArgMin", "NonZero", "Shape", "Size"]
-_SECOND = ["CastLike", "DequantizeLinear", "RMSNormalization", "SimplifiedLayerNormalization", "Where"]
+_INT64 = ["ArgMax", "ArgMin", "NonZero", "SequenceLength", "Shape", "Size"]
+#: A sequence has the element type of its tensors.
+_SEQUENCES = ["ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceErase", "SplitToSequence"]
+_SECOND = ["CastLike", "DequantizeLinear", "RMSNormalization", "SequenceInsert", "SimplifiedLayerNormalization",
+           "Where"]  # fmt: skip
 
 
 def _attribute_or_first(op: Op) -> int | None:
@@ -40,6 +43,7 @@ FIRST = DtypeRule(lambda op: op.dtype(0), dtypes=(0,))
 RULES: dict[str, DtypeRule] = {
     **dict.fromkeys(_BOOL, DtypeRule(lambda op: _TYPE.BOOL)),
     **dict.fromkeys(_INT64, DtypeRule(lambda op: _TYPE.INT64)),
+    **dict.fromkeys(_SEQUENCES, FIRST),
     **dict.fromkeys(_SECOND, DtypeRule(lambda op: op.dtype(1), dtypes=(1,))),
     **dict.fromkeys(("MatMulInteger", "ConvInteger"), DtypeRule(lambda op: _TYPE.INT32)),
     **dict.fromkeys(("RandomNormal", "RandomUniform"), DtypeRule(lambda op: op.attr_int("dtype", _TYPE.FLOAT))),
@@ -66,5 +70,6 @@ RULES: dict[str, DtypeRule] = {
     "MaxPool": DtypeRule(lambda op: (op.dtype(0), _TYPE.INT64), dtypes=(0,)),
     "OneHot": DtypeRule(lambda op: op.dtype(2), dtypes=(2,)),
     "QuantizeLinear": DtypeRule(_quantize, dtypes=(2,)),
+    "SequenceEmpty": DtypeRule(lambda op: op.attr_int("dtype", _TYPE.FLOAT)),
     "TopK": DtypeRule(lambda op: (op.dtype(0), _TYPE.INT64), dtypes=(0,)),
 }

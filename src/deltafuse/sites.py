@@ -145,7 +145,12 @@ def _site(
     roots = tuple(outcome.assignment.values.values())
     if not region.convex(model.graph, roots, outcome.out, outcome.final_state):
         return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=len(candidate.nodes))
-    return _match(model, kinds, shapes, pattern, candidate, outcome, key)
+    match = _match(model, kinds, shapes, pattern, candidate, outcome, key)
+    untyped = [role.name for role in (*match.operands(), *match.results()) if not role.dtype]
+    if untyped:
+        reason = Reason("cut-type-unknown", {"value": untyped[0]})
+        return NoMatch(candidate.name, reason, near_miss=False, nodes=len(candidate.nodes))
+    return match
 
 
 def _match(
