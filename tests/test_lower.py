@@ -592,7 +592,7 @@ def test_without_rounding_the_gate_of_linear_attention_is_not_rounded(tmp_path):
 def test_linear_attention_is_lowered_where_the_runtime_lacks_it(monkeypatch, tmp_path, domain, mode, has, lowered):
     import importlib
 
-    monkeypatch.setattr(importlib.import_module("deltafuse.lower"), "runtime_has", lambda _: has)
+    monkeypatch.setattr(importlib.import_module("deltafuse.lower"), "runtime_has", lambda *_: has)
     feeds = attention_case(2, 2, 2)
     path = saved(attention_model(feeds, domain, FLOAT, q_num_heads=2, kv_num_heads=2), tmp_path)
     report = lower(path, tmp_path / "lowered.onnx", linear_attention=mode)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
+from onnx import TensorProto
 
 from deltafuse import targets
 from deltafuse.lint import lint
@@ -75,3 +76,20 @@ def test_it_is_clean_and_comes_back(pair: tuple[Path, Path, str], tmp_path: Path
     assert lint(fused, target).findings == ()
     rollback(fused, tmp_path / "back.onnx")
     assert (tmp_path / "back.onnx").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("full_decode_ts17", "ort"), ("rec_ts17_nonorm", "ort"), ("rec_ts17_eqheads_nofinal", "onnx")]
+)
+def test_a_type_that_the_runtime_has_no_kernel_for_is_compared_in_plain_operators(
+    name: str, target: str, tmp_path: Path
+) -> None:
+    source, fused, plain = export(name).path, tmp_path / "fused.onnx", tmp_path / "plain.onnx"
+    assert fuse(FuseOptions(source, fused, target=target, boundary="bf16"), SilentProgress()).exit == 0
+    report = verify(source, fused)
+    assert report.exit == 0
+    assert {site.verdict for site in report.sites} == {"equal"}
+    assert report.network is not None
+    runs = runtime_has(DOMAINS[target], TensorProto.BFLOAT16)
+    assert lower(fused, plain).exit == (3 if runs else 0)
+    assert loads(fused if runs else plain).get_outputs()

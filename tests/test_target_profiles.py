@@ -218,6 +218,27 @@ def test_a_target_file_of_the_users_own_fuses(tmp_path, fuse):
     assert (outcome.exit, outcome.document["target"]) == (0, str(path))
 
 
+@pytest.mark.parametrize("dtype", ["FLOAT16", "BFLOAT16"])
+@pytest.mark.parametrize("name", ["full_decode_ts17", "full_prefill_ts17"])
+def test_a_convolution_has_the_types_that_the_target_takes(name, dtype, tmp_path, fuse):
+    own, fused = tmp_path / "narrow.py", tmp_path / "fused.onnx"
+    own.write_text(
+        "from dataclasses import replace\n"
+        "from deltafuse.targets.onnxruntime_contrib import PROFILE as BASE\n"
+        f"from deltafuse.targets.profile import {dtype}\n"
+        f"PROFILE = replace(BASE, name='narrow', boundaries=({dtype},))\n"
+    )
+    source = export(name).path
+    assert fuse(source, "-o", fused, "--target", own).exit == 0
+    graph = scan(fused).graph
+    assert (graph.op.count("CausalConvWithState"), graph.op.count("LinearAttention")) == (3, 3)
+    assert lint(fused, str(own)).findings == ()
+    report = verify(source, fused)
+    assert report.exit == 0
+    assert {site.verdict for site in report.sites} == {"equal"}
+    assert report.network is not None
+
+
 def test_an_onnxruntime_that_is_too_old_is_named(tmp_path, fuse):
     fused = tmp_path / "fused.onnx"
     assert fuse(export("chunk_ts14").path, "-o", fused, "--target", "ort").exit == 0

@@ -82,7 +82,8 @@ def _emitted(pattern: Expression, match: ExpressionMatch, target: Target, opset:
     properties = {"deltafuse.site": match.name, "deltafuse.rule": match.rule, "deltafuse.version": version()}
     emitter = Emitter(f"{match.name}/{match.rule}", properties)
     domain = target.domain_of(pattern.operator) if pattern.operator else None
-    place = Place(match.roles, match.outputs, match.parameters, opset, target.name, target.opset, domain)
+    own = target.name, target.opset, domain, target.boundaries
+    place = Place(match.roles, match.outputs, match.parameters, opset, *own)
     emission = pattern.emit(place, emitter)
     if isinstance(emission, Reason):
         return emission

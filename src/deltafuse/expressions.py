@@ -61,6 +61,7 @@ class Place:
         target: name of the profile that is fused for.
         target_opset: domain and version that the target's own operators need, None where they need none.
         domain: of the target's operator that the pattern names, None where it names none or the target has none.
+        boundaries: element types that the target's operators take, the preferred one first; empty for any.
     """
 
     roles: Mapping[str, Role]
@@ -70,6 +71,11 @@ class Place:
     target: str
     target_opset: tuple[str, int] | None = None
     domain: str | None = None
+    boundaries: tuple[int, ...] = ()
+
+    def boundary(self, dtype: int) -> int:
+        """The element type for operands that the model has in some type."""
+        return dtype if dtype in self.boundaries else next(iter(self.boundaries), dtype)
 
 
 @dataclass(frozen=True)

@@ -93,13 +93,18 @@ def runnable(model: onnx.ModelProto, *, keep: bool = True) -> onnx.ModelProto:
         keep: what onnxruntime has a kernel for stays: then it is the kernel itself that is compared.
     """
     lowered: list[NodeProto] = []
+    types = cache(lambda: _types(model))
     for node in model.graph.node:
         conv = is_causal_conv(node.op_type, node.domain)
         if kernel(node) != LINEAR_ATTENTION and not conv:
             lowered += lower_node(node) if fused_type(node) else [node]
             continue
-        has = keep and (_runtime_has_conv if conv else _runtime_has)(node.domain)
-        lowered += [node] if has else _as_typed(model, node)
+        first, past = ([*node.input, "", "", "", ""][at] for at in (0, 3))
+        dtype = types().get(first) or int(TensorProto.FLOAT)
+        if keep and (_runtime_has_conv if conv else _runtime_has)(node.domain, dtype):
+            lowered.append(node)
+        else:
+            lowered += lower_conv(node, dtype) if conv else lower_attention(node, dtype, types().get(past) or dtype)
     result = _with_nodes(model, lowered)
     import_needed(result)
     return result
@@ -126,18 +131,11 @@ def key_dim(graph: Graph, node: int, width: Dim) -> int:
     return width // heads.i if heads is not None and heads.i else 0
 
 
-def _as_typed(model: onnx.ModelProto, node: NodeProto) -> list[NodeProto]:
-    """LinearAttention or CausalConvWithState lowered with the types that its operands have here."""
-    inferred = onnx.shape_inference.infer_shapes(model)
-    types = {
-        info.name: info.type.tensor_type.elem_type
-        for info in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
-    }
-    dtype = types.get(node.input[0]) or TensorProto.FLOAT
-    if is_causal_conv(node.op_type, node.domain):
-        return lower_conv(node, dtype)
-    past = node.input[3] if len(node.input) > 3 else ""
-    return lower_attention(node, dtype, types.get(past) or dtype)
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element types of a model's values, as far as they follow from its inputs'."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    known = (*graph.input, *graph.value_info, *graph.output)
+    return {info.name: info.type.tensor_type.elem_type for info in known}
 
 
 def _with_nodes(model: onnx.ModelProto, nodes: Iterable[NodeProto]) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from deltafuse import edits, record
 from deltafuse.boundary import Bypass, bypass, dead, site_of
@@ -110,7 +110,7 @@ def lower(
     shown.start("lowering")
     model = scan(fused, allow_outside=allow_outside)
     scopes = _scopes(model)
-    chosen = [_chosen(scope.model.graph, linear_attention) for scope in scopes]
+    chosen = [_chosen(scope, linear_attention) for scope in scopes]
     notes = _notes(model, chosen[0])
     before = sum(len(scope.model.graph.op) - scope.model.graph.outer for scope in scopes)
     if not any(chosen):
@@ -144,22 +144,25 @@ _NOTHING = (
 )
 
 
-def _chosen(graph: Graph, mode: AttentionMode) -> list[int]:
+def _chosen(scope: Enclosed, mode: AttentionMode) -> list[int]:
     """The nodes to lower."""
-    ops = list(zip(graph.op, graph.domain, strict=True))
-    wanted = {pair for pair in set(ops) if _wanted(*pair, mode)}
-    return [
-        index
-        for index, pair in enumerate(ops)
-        if pair in wanted or (pair[0] == "Custom" and fused_type(graph.node(index)))
-    ]
+    graph, known = scope.model.graph, dict[tuple[str, str, int], bool]()
+    chosen: list[int] = []
+    for index, (op, domain) in enumerate(zip(graph.op, graph.domain, strict=True)):
+        if op == "Custom" and fused_type(graph.node(index)):
+            chosen.append(index)
+        elif mode != "never" and (is_linear_attention(op, domain) or is_causal_conv(op, domain)):
+            dtype = next((scope.shapes.dtype(value) for value in graph.node_inputs[index] if value), None)
+            key = op, domain, dtype or int(TensorProto.FLOAT)
+            if key not in known:
+                known[key] = mode == "always" or not _runs(*key)
+            chosen += [index] * known[key]
+    return chosen
 
 
-def _wanted(op: str, domain: str, mode: AttentionMode) -> bool:
-    """Whether an operator is one that a runtime may lack, and is to be lowered."""
-    if is_linear_attention(op, domain):
-        return mode == "always" or (mode == "auto" and not runtime_has(domain))
-    return is_causal_conv(op, domain) and (mode == "always" or (mode == "auto" and not runtime_has_conv(domain)))
+def _runs(op: str, domain: str, dtype: int) -> bool:
+    """Whether the installed onnxruntime has an operator that it may lack."""
+    return runtime_has_conv(domain, dtype) if op == CAUSAL_CONV else runtime_has(domain, dtype)
 
 
 def _check_opset(model: Model) -> None:

@@ -59,12 +59,12 @@ def is_linear_attention(op_type: str, domain: str) -> bool:
     return op_type == LINEAR_ATTENTION and domain in ("", "ai.onnx", MICROSOFT)
 
 
-def runtime_has(domain: str) -> bool:
-    """Whether the installed onnxruntime runs LinearAttention of this domain."""
-    inputs = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 4]) for name in _PORTS[:3]]
-    gates = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 1]) for name in _PORTS[4:]]
-    state = [helper.make_tensor_value_info(name, _SINGLE, [1, 1, 4, 4]) for name in ("past_state", "present_state")]
-    output = helper.make_tensor_value_info("output", _SINGLE, [1, 1, 4])
+def runtime_has(domain: str, dtype: int = _SINGLE) -> bool:
+    """Whether the installed onnxruntime runs LinearAttention of this domain on operands of this element type."""
+    inputs = [helper.make_tensor_value_info(name, dtype, [1, 1, 4]) for name in _PORTS[:3]]
+    gates = [helper.make_tensor_value_info(name, dtype, [1, 1, 1]) for name in _PORTS[4:]]
+    state = [helper.make_tensor_value_info(name, dtype, [1, 1, 4, 4]) for name in ("past_state", "present_state")]
+    output = helper.make_tensor_value_info("output", dtype, [1, 1, 4])
     node = helper.make_node(
         LINEAR_ATTENTION, list(_PORTS), ["output", "present_state"], domain=domain, q_num_heads=1, kv_num_heads=1
     )

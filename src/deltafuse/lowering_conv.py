@@ -36,11 +36,11 @@ def is_causal_conv(op_type: str, domain: str) -> bool:
     return op_type == CAUSAL_CONV and domain in _DOMAINS
 
 
-def runtime_has_conv(domain: str) -> bool:
-    """Whether the installed onnxruntime runs CausalConvWithState of this domain."""
+def runtime_has_conv(domain: str, dtype: int = _SINGLE) -> bool:
+    """Whether the installed onnxruntime runs CausalConvWithState of this domain on operands of this element type."""
     node = helper.make_node(CAUSAL_CONV, ["x", "w"], ["y", "s"], domain=domain)
     ends = [
-        helper.make_tensor_value_info(name, _SINGLE, shape)
+        helper.make_tensor_value_info(name, dtype, shape)
         for name, shape in (("x", [1, 2, 3]), ("w", [2, 1, 2]), ("y", [1, 2, 3]), ("s", [1, 2, 1]))
     ]
     return has_kernel(node, ends[:2], ends[2:])

@@ -115,7 +115,7 @@ def runnable(
         source: Runnable | Reason = Runnable(model.path, size)
         if foreign is not None and write_lowered(model.path, foreign, plain):
             source = Runnable(plain, size)
-        if _LOWERED & set(model.graph.standard) or any(True for _ in fused_bodies(model)):
+        if _LOWERED & set(model.graph.op) or any(True for _ in fused_bodies(model)):
             source = _lowered(source, lowered, rounding)
         if taps and isinstance(source, Runnable):
             write_tapped(scan(source.path), taps, tapped)

@@ -120,6 +120,11 @@ class Target(Protocol):
         ...
 
     @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Element types that the operators' operands may have, the preferred one first."""
+        ...
+
+    @property
     def ordinary(self) -> tuple[str, ...]:
         """Operators that stand for ordinary expressions, which are looked for by default."""
         ...

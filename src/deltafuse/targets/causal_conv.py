@@ -34,7 +34,7 @@ def layout_of(parameters: Parameters, role: str) -> str:
 
 def write(place: Place, emitter: Emitter) -> tuple[onnx.ValueInfoProto, ...]:
     """Writes the nodes of a site; returns the types of the operator's results."""
-    dtype = place.roles["weight"].dtype
+    dtype = _dtype(place)
     inputs = [_columns(place, emitter, "x", dtype), _weight(place, emitter), _bias(place, emitter)]
     inputs.append(_past(place, emitter, dtype))
     direct = {name: role.name for name, role in place.outputs.items() if _as_it_is(place, name)}
@@ -48,8 +48,13 @@ def write(place: Place, emitter: Emitter) -> tuple[onnx.ValueInfoProto, ...]:
     return _declared(place, outputs)
 
 
+def _dtype(place: Place) -> int:
+    """Element type of the operator's operands and results: the weight's, where the target takes it."""
+    return place.boundary(place.roles["weight"].dtype)
+
+
 def _columns(place: Place, emitter: Emitter, role: str, dtype: int) -> str:
-    """A role as [B, C, T], in the type of the weight."""
+    """A role as [B, C, T], in the operator's type."""
     given = place.roles[role]
     value = emit_ordered(emitter, role, given.name, layout_of(place.parameters, role), ORDER)
     return emitter.cast(f"{role}/cast", value, given.dtype, dtype)
@@ -81,16 +86,19 @@ def _weight(place: Place, emitter: Emitter) -> str:
         plain = emitter.constant("weight/plain", np.array([width, -1], np.int64))
         value = emitter.node("Reshape", "weight/reshape", (value, plain))
         value = emitter.node("Transpose", "weight/transpose", (value,), {"perm": [1, 0]})
-    elif role.shape == (sizes[0], 1, width):
-        return value
-    return emitter.node("Reshape", "weight", (value, emitter.constant("weight/shape", np.array([-1, 1, width]))))
+    if place.parameters.get("taps_first") or role.shape != (sizes[0], 1, width):
+        value = emitter.node("Reshape", "weight", (value, emitter.constant("weight/shape", np.array([-1, 1, width]))))
+    return emitter.cast("weight/cast", value, role.dtype, _dtype(place))
 
 
 def _bias(place: Place, emitter: Emitter) -> str:
     role = place.roles.get("bias")
-    if role is None or len(role.shape) == 1:
-        return "" if role is None else role.name
-    return emitter.node("Reshape", "bias", (role.name, emitter.constant("bias/shape", np.array([-1], np.int64))))
+    if role is None:
+        return ""
+    value = role.name
+    if len(role.shape) != 1:
+        value = emitter.node("Reshape", "bias", (value, emitter.constant("bias/shape", np.array([-1], np.int64))))
+    return emitter.cast("bias/cast", value, role.dtype, _dtype(place))
 
 
 def _kept(place: Place) -> int:
@@ -101,14 +109,20 @@ def _kept(place: Place) -> int:
 
 def _as_it_is(place: Place, name: str) -> bool:
     """Whether the operator writes a result as it is wanted."""
-    return name in place.outputs and layout_of(place.parameters, name) == ORDER and not (name == "y" and _kept(place))
+    if name not in place.outputs or place.outputs[name].dtype != _dtype(place):
+        return False
+    return layout_of(place.parameters, name) == ORDER and not (name == "y" and _kept(place))
 
 
 def _write(place: Place, emitter: Emitter, name: str, value: str) -> None:
-    layout, output = layout_of(place.parameters, name), place.outputs[name].name
-    if name == "y" and _kept(place):
+    layout, result = layout_of(place.parameters, name), place.outputs[name]
+    steps, output = [*["last"] * (name == "y" and _kept(place) > 0), *["layout"] * (layout != ORDER)], result.name
+    if result.dtype != _dtype(place):
+        last = None if steps else (output,)
+        value = emitter.node("Cast", f"{name}/cast", (value,), {"to": result.dtype}, last)
+    if "last" in steps:
         value = _last(emitter, name, value, _kept(place), output if layout == ORDER else None)
-    if layout != ORDER:
+    if "layout" in steps:
         emit_ordered(emitter, f"{name}/layout", value, ORDER, layout, output)
 
 
@@ -119,7 +133,7 @@ def _declared(place: Place, outputs: Sequence[str]) -> tuple[onnx.ValueInfoProto
     sizes = ((batch, channels, tokens), (batch, channels, int(place.parameters["width"]) - 1))
     return tuple(
         helper.make_tensor_value_info(
-            name, place.roles["weight"].dtype, [size if isinstance(size, int) else str(size) for size in shape]
+            name, _dtype(place), [size if isinstance(size, int) else str(size) for size in shape]
         )
         for name, shape in zip(outputs, sizes, strict=True)
     )
