@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deltafuse.draws import DRAWS, Draw, draw
+from deltafuse.draws import DRAWS, LEAPS, Draw, draw
 
 SIZES = {"B": 2, "T": 40, "N": 2, "H": 4, "K": 16, "V": 8}
 
@@ -126,3 +126,17 @@ def test_a_seed_gives_the_same_draw_and_another_seed_another() -> None:
     for name, array in vars(one).items():
         assert np.array_equal(array, getattr(same, name))
         assert not np.array_equal(array, getattr(other, name))
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_the_decay_of_every_token_leaps_up_and_down(channels: bool) -> None:
+    """No sum of them leaves the range of one: what the rule makes of them stays a number."""
+    sizes = {"B": 2, "T": 7, "N": 1, "H": 3, "K": 4, "V": 2}
+    drawn = [draw(how, sizes, 1, normed=False, channels=channels) for how in LEAPS]
+    up, down = (one.g for one in drawn[1:])
+    assert np.array_equal(up, -down)
+    assert set(np.unique(up)) == {-120.0, 120.0}
+    assert np.abs(np.cumsum(up, axis=1)).max() == 120.0
+    first = drawn[0]
+    assert (first.g[:, 0] == 120.0).all()
+    assert not first.state.any()

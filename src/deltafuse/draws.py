@@ -50,9 +50,9 @@ class Draw:
         corner: which of the four mixtures of large and small query and key the first row has.
         surge: by how much the beta of one token of each head grows, as an exponent of two. The rule is linear in it:
             what is not shows.
-        leap: the log decay of one token of each head, 0 for none. A power of it that the rule does not have grows or
-            falls faster than the rule does.
-        fresh: let the state start at zero and the first tokens leap: the rule does not feel it.
+        leap: the log decay of the tokens of each head, this and its negative in turn, 0 for none. A power of it that
+            the rule does not have grows or falls faster than the rule does.
+        fresh: let the state start at zero and only the first tokens leap: the rule does not feel it.
     """
 
     name: str
@@ -103,8 +103,8 @@ _LEAP = 120.0
 #: At few tokens every site that has a log decay is proven on these too.
 LEAPS = (
     Draw("a first token that grows", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=_LEAP, fresh=True),
-    Draw("one token that grows", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=_LEAP),
-    Draw("one token that falls", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=-_LEAP),
+    Draw("tokens that grow and fall in turn", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=_LEAP),
+    Draw("tokens that fall and grow in turn", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=-_LEAP),
 )
 
 #: Normal numbers of one draw, more than a head has; a prime, so that no two rows, heads or sequences begin at the same.
@@ -134,9 +134,10 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels:
         beta *= min(1.0, _LASTING * k / (t * how.beta[1]))
     if how.plunge:
         g[:, t // 2] = how.plunge
-    if how.leap:
-        places = np.zeros((b, h), np.int64) if how.fresh else surging(t, b * h).reshape(b, h)
-        g[np.arange(b)[:, None], places, np.arange(h)] = how.leap
+    if how.fresh:
+        g[:, 0] = how.leap
+    elif how.leap:
+        g[:] = how.leap * _in_turn(t, h).reshape(t, h, *[1] * channels)
     if how.surge:
         beta = np.ldexp(beta, how.surge * (surging(t, h) == np.arange(t)[:, None]))
     return Operands(
@@ -158,6 +159,11 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         shape: of the array.
     """
     return np.resize(rng.standard_normal(min(math.prod(shape), _ROUND)), shape)
+
+
+def _in_turn(tokens: int, heads: int) -> npt.NDArray[np.int64]:
+    """1 and -1 in turn along the tokens, the other way round from head to head [tokens, heads]."""
+    return 1 - 2 * ((np.arange(tokens)[:, None] + np.arange(heads)) % 2)
 
 
 def surging(tokens: int, heads: int) -> npt.NDArray[np.int64]:
