@@ -44,7 +44,7 @@ def untyped(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def calling(chain: str) -> onnx.ModelProto:
+def called(chain: str) -> onnx.ModelProto:
     function = f'<domain: "my", opset_import: ["" : 17]> Chain (raw) => (back) {{ {chain} }}'
     text = graphs.STEP.replace(FINAL, "raw = Add(decayed, update)\n final_state = my.Chain(raw)")
     return graphs.parse(text.replace('opset_import: ["" : 17]', 'opset_import: ["" : 17, "my" : 1]') + function)
@@ -53,6 +53,7 @@ def calling(chain: str) -> onnx.ModelProto:
 PLACES: dict[str, Callable[[str], onnx.ModelProto]] = {
     "final state": lambda chain: graphs.step(put(FINAL, chain)),
     "update": lambda chain: graphs.step(put(UPDATE, chain)),
+    "function": called,
     "body": lambda chain: loops.loop(put(UPDATE, chain)),
 }
 
@@ -67,13 +68,6 @@ def test_a_sequence_without_a_type_is_fused(chain: str, place: str, target: str,
     for site in report.sites:
         assert site.match is not None
         assert all(role.dtype == onnx.TensorProto.FLOAT for role in (*site.match.operands(), *site.match.results()))
-
-
-@pytest.mark.parametrize("chain", CHAINS)
-def test_what_a_function_makes_of_a_sequence_is_told_to_have_no_type(chain: str, tmp_path: Path) -> None:
-    model = graphs.save(untyped(calling(CHAINS[chain])), tmp_path)
-    report = graphs.fuse(model, tmp_path / "out.onnx")
-    assert (report.exit, graphs.codes(report)) == (4, ["cut-type-unknown"])
 
 
 def test_outputs_that_a_loop_collects_in_a_sequence_are_fused(tmp_path: Path) -> None:

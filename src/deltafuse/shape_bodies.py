@@ -19,10 +19,11 @@ def engines(around: Engine | None, node: int) -> Iterator[Engine | None]:
     """
     if around is None:
         return repeat(None)
-    if is_call(around.model, around.graph, node):
-        return repeat(around.call(node))
+    # An engine is told what is settled when it is made, and stays.
     for value in around.graph.reads(node):
         for ask in (around.shape, around.contents, around.dtype):
             ask(value)
+    if is_call(around.model, around.graph, node):
+        return repeat(around.call(node))
     # No subgraph goes unlooked at, whatever is known.
     return chain(body_engines(Op(around, node)), repeat(None))
