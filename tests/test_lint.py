@@ -125,6 +125,10 @@ def renamed(old: str, new: str, attribute: str) -> Edit:
     return edit
 
 
+def fed_by_nothing(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    node.input[1] = "no such value"
+
+
 def share_state(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
     model.graph.node.append(helper.make_node("Identity", [node.input[4]], ["seen"], "reader"))
 
@@ -243,6 +247,7 @@ CUSTOM_FAULTS: dict[str, tuple[Site, Edit, str, str]] = {
         "input_index",
     ),
     "a required input is not fed": (CHUNK, without_input(5), "input-missing", "actual_seq_lengths"),
+    "nothing writes an input": (CHUNK, fed_by_nothing, "input-unwritten", "key"),
     "dtype says float32": (CHUNK, set_attribute("dtype", 1), "dtype", "dtype"),
     "output_types says float32": (DECODE, set_attribute("output_types", [43, 43]), "output-types", "output_types"),
     "output_types are ONNX's": (DECODE, set_attribute("output_types", [10, 10]), "output-types", "output_types"),

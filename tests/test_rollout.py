@@ -626,6 +626,7 @@ def test_both_graphs_go_through_all_levels(fuse, fused):
         (["--decode", "a", "b", "--nrmse", "-1"], "0 or more"),
         (["u", "f", "--decode", "a", "b"], "not both"),
         (["u", "f", "--rollout", "2"], "by name"),
+        (["u", "f", "--map", "a=b"], "by name"),
         (["u"], "UNFUSED FUSED"),
     ],
 )

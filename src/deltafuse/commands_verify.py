@@ -77,9 +77,9 @@ def _run(
         raise UserError("usage", "give two files, or graphs by name with --prefill U F and --decode U F, not both")
     if unfused is None or fused is None:
         raise UserError("usage", "give two files, UNFUSED FUSED; see `fuse verify --help`")
-    if task.rollout or task.prompt or task.nll or settings.level == "task":
-        raise UserError("usage", "--rollout, --prompt, --nll and --level task need the graphs by name: --prefill U F "
-                        "--decode U F")  # fmt: skip
+    if task.rollout or task.prompt or task.nll or task.maps or settings.level == "task":
+        raise UserError("usage", "--rollout, --prompt, --nll, --map and --level task need the graphs by name: "
+                        "--prefill U F --decode U F")  # fmt: skip
     if causes.bisect and settings.level == "site":
         raise UserError("usage", "--bisect runs whole models: leave out --level site")
     return find_causes(check(unfused, fused, settings), causes, settings)

@@ -25,11 +25,16 @@ def letters(port: Port) -> list[str]:
 
 
 def operand_findings(view: View) -> Iterator[Finding]:
-    """Element type and rank of every input that is fed."""
+    """Where every input that is fed comes from, its element type and rank."""
+    graph = view.graph
     for port in view.operator.inputs:
         value = view.ports.get(port.name)
         if value is None:
             continue
+        if graph.producer[value] < 0 and value not in graph.initializers and value not in graph.inputs:
+            found = f"{graph.name(value)}, which nothing writes"
+            fix = f"feed {port.name} with a value of the graph, or fuse the unfused file again"
+            yield view.finding("input-unwritten", port.name, found, "a value that is written", fix)
         wanted = port.dtypes or (view.boundary,)
         dtype, shape = view.shapes.dtype(value), view.shape(value)
         if dtype is not None and dtype not in wanted:
