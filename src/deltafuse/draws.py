@@ -137,7 +137,8 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels:
     if how.fresh:
         g[:, 0] = how.leap
     elif how.leap:
-        g[:] = how.leap * _in_turn(t, h).reshape(t, h, *[1] * channels)
+        leaps = how.leap * _in_turn(t, h)
+        g[:] = leaps[..., None] if channels else leaps
     if how.surge:
         beta = np.ldexp(beta, how.surge * (surging(t, h) == np.arange(t)[:, None]))
     return Operands(
