@@ -8,6 +8,7 @@ padded to a multiple of 16 come out as ``16*((T + 15)//16)`` however the exporte
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Mapping
 from functools import lru_cache, reduce
@@ -36,6 +37,7 @@ __all__ = [
     "maximum",
     "minimum",
     "parse",
+    "straightened",
     "substitute",
     "symbol",
     "symbol_name",
@@ -99,6 +101,37 @@ def evaluate(dim: Dim, binding: Mapping[str, int]) -> int:
     if isinstance(result, int):
         return result
     raise KeyError(", ".join(sorted(symbols(result))))
+
+
+def straightened(dim: Dim, name: str, low: int, high: int) -> Dim:
+    """`dim` as it is where one symbol has these values only: what is a plain multiple there plus a number, as that.
+
+    Of 1 to 8 tokens, ``Min(8, T)`` is ``T`` and ``(T + 7)//8`` is 1.
+
+    Args:
+        dim: any size.
+        name: of the symbol.
+        low: its least value.
+        high: its greatest value.
+    """
+    if isinstance(dim, int):
+        return dim
+    total: Dim = 0
+    for monomial, factor in dim.terms:
+        product: Dim = factor
+        for atom, power in monomial:
+            product = reduce(mul, [_straight(atom, name, low, high)] * power, product)
+        total = total + product
+    return total
+
+
+def _straight(atom: Atom, name: str, low: int, high: int) -> Dim:
+    alone = Expr(((((atom, 1),), 1),))
+    if isinstance(atom, str) or symbols(alone) != frozenset({name}):
+        return alone
+    values = [evaluate(alone, {name: value}) for value in range(low, high + 1)]
+    steps = {after - before for before, after in itertools.pairwise(values)} or {0}
+    return alone if len(steps) > 1 else (step := steps.pop()) * symbol(name) + (values[0] - step * low)
 
 
 def minimum(*dims: Dim) -> Dim:

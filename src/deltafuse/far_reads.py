@@ -55,7 +55,7 @@ class FarReads:
         total = max((self.reached.get(value, 0) for value in held), default=0)
         moved = [abs(number) for number in self._offsets(node) if abs(number) < _END]
         total += max(moved, default=0)
-        if total > FARTHEST or self._is_bounded(outputs) or self._mixes(node):
+        if total > FARTHEST or self._is_bounded(node) or self._mixes(node):
             return True
         if total:
             self.reached.update(dict.fromkeys(outputs, total))
@@ -64,12 +64,27 @@ class FarReads:
             self.whole.update(outputs)
         return False
 
-    def _is_bounded(self, outputs: Sequence[int]) -> bool:
-        """Whether a size of a result is a bound or a remainder: another for sizes that are not tried."""
-        shapes = self.scope.shapes
+    def _is_bounded(self, node: int) -> bool:
+        """Whether a size of a result is a bound or a remainder: another for sizes that are not tried.
+
+        What was traced within one chunk pads to it, and takes all tokens out of it again, or as many as it holds: where
+        the site is right for no more than these, that is all tokens. What takes a part of all tokens is a bound still.
+        """
+        shapes, graph = self.scope.shapes, self.scope.graph
         if shapes is None:
             return False
-        return any(self.sizes.chunk(dim) == 0 for value in outputs for dim in shapes.shape(value) or ())
+        sizes = [dim for value in graph.node_outputs[node] for dim in shapes.shape(value) or ()]
+        found = [dim for dim in sizes if not self._is_steady(dim)]
+        if not found or not all(map(self.sizes.is_steady_where_valid, found)):
+            return bool(found)
+        read = [shapes.shape(value) or () for value in graph.node_inputs[node] if value]
+        if graph.standard[node] == "Slice":
+            pairs = zip(read[0], sizes, strict=True)
+            return any(size in found and not isinstance(dim, int) and dim != size for dim, size in pairs)
+        return all(self._is_steady(dim) for shape in read for dim in shape)
+
+    def _is_steady(self, dim: Dim) -> bool:
+        return self.sizes.chunk(dim) != 0
 
     def _mixes(self, node: int) -> bool:
         """Whether a node sums up over sequences: a draw has too few of them to tell every way of doing so."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,30 +10,24 @@ from deltafuse import region
 from deltafuse.agreement import errors_on, leap_fails
 from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
-from deltafuse.constants import rounded_constant
 from deltafuse.counts import smallest_running
 from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop, tied
 from deltafuse.cuts import open_cut
 from deltafuse.draws import Array
 from deltafuse.feeds import Fed, search_feeds
 from deltafuse.finder import Candidate
-from deltafuse.guards import find_guard
+from deltafuse.hidden import find_guard_between, open_sizes
 from deltafuse.match import Validity
-from deltafuse.memory import Memory
 from deltafuse.neighbours import why_not
-from deltafuse.nested_sums import find_nested_sums
-from deltafuse.odd_terms import find_odd_term
 from deltafuse.patterns import Pattern
 from deltafuse.probe import backward_slice
 from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, gate_layouts
 from deltafuse.roots import overridable
-from deltafuse.scope import Scope
 from deltafuse.search import Fit, Setting, search
 from deltafuse.shapes import Shapes
 from deltafuse.size_choices import ends_fail, turns, turns_fail
-from deltafuse.size_flow import Sizes, sizes_along
 from deltafuse.trial import Trial
 from deltafuse.validity import find_range
 from deltafuse.wire import Model
@@ -121,7 +114,7 @@ def _prove_reading(setting: Setting, outlook: Outlook) -> Proven | Reason:
     bench = open_cut(setting)
     if isinstance(bench, Reason) and bench.code == "cut-does-not-load":
         sizes = tuple(value for value, _ in setting.candidate.sizes)
-        guard = _guard(setting, (*setting.roots, *sizes), setting.candidate.frontier)
+        guard = find_guard_between(setting, (*setting.roots, *sizes), setting.candidate.frontier)
         # What does not run may lie behind the rule: then all else is the rule still.
         before = open_cut(setting, known_operators=True)
         outcome = bench if isinstance(before, Reason) else _prove_cut(setting, before, outlook)
@@ -157,7 +150,7 @@ def _prove_on(setting: Setting, bench: Bench, outlook: Outlook) -> Proven | Reas
         odd = tried if odd is None and isinstance(tried, _Odd) else odd
         stuck = tried if stuck is None and isinstance(tried, Reason) else stuck
     if odd is not None:
-        guard = _guard(setting, bench.cut.inputs, bench.cut.outputs)
+        guard = find_guard_between(setting, bench.cut.inputs, bench.cut.outputs)
         piecewise = guard is not None and guard.code == "piecewise"
         return guard if guard is not None and piecewise else why_not(setting, odd.feeds, odd.ran)
     if stuck is not None:
@@ -203,34 +196,6 @@ def _smallest_running(setting: Setting, bench: Bench, runs: Sequence[tuple[Bindi
         yield found
 
 
-def _guard(setting: Setting, inputs: Sequence[int], ends: Sequence[int], known: Sizes | None = None) -> Reason | None:
-    """What forbids a proof by draws between the cut's inputs and some of its values."""
-    graph = setting.model.graph
-    scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
-    nodes, _ = backward_slice(graph, inputs, ends)
-    sizes = [value for value, dims in setting.candidate.sizes if not all(isinstance(dim, int) for dim in dims)]
-    decays = setting.pattern.decay != "none"
-    exempt = setting.reading.exempt
-    guard = find_guard(scope, nodes, setting.roots, sizes, exempt, decays=decays, known=known)
-    return find_odd_term(scope, nodes, setting.roots, exempt, decays=decays) if guard is None else guard
-
-
-def _hidden(setting: Setting, bench: Bench, fit: Fit, binding: Binding, sizes: Sizes) -> Reason | None:
-    """What no trial may show: choices, memories, roundings between the operands and the results."""
-    graph, of = setting.model.graph, fit.explained.assignment.sizes
-    inputs, ends = bench.cut.inputs, [value for value in (fit.out, fit.final) if value is not None]
-    guard = _guard(setting, inputs, ends, sizes)
-    if guard is None:
-        memory = Memory(math.prod(of[letter] for letter in "BHKV"), binding, sizes.tokens or frozenset())
-        scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
-        nodes, _ = backward_slice(graph, inputs, ends)
-        guard = memory.find_further(scope, nodes)
-        guard = find_nested_sums(scope, nodes) if guard is None else guard
-    if guard is None:
-        guard = rounded_constant(setting.worker, setting.model, setting.kinds, setting.shapes, inputs, ends)
-    return guard
-
-
 def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outlook: Outlook) -> Proven | Reason:
     """Everything that is asked of the graph first, then what only runs tell."""
     explained, out, final = fit.explained, fit.out, fit.final
@@ -244,11 +209,10 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     if further:
         args = {"value": graph.name(out), "operand": graph.name(min(further)), "rule": setting.pattern.name}
         return Reason("further-operand", args)
-    sizes = sizes_along(binding.tokens_dims, binding.batch_dims, binding.numbers)
-    guard = _hidden(setting, bench, fit, binding, sizes)
-    if guard is not None:
-        return guard
     trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
+    sizes = open_sizes(setting, trial)
+    if isinstance(sizes, Reason):
+        return sizes
     loops = [node for node in setting.candidate.core if graph.standard[node] in LOOPS]
     short = short_loop(setting.model, setting.kinds, shapes, loops) if binding.tokens is not None else None
     if short is not None:

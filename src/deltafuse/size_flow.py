@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from deltafuse.dims import Dim, substitute, symbol, symbol_name, symbols
+from deltafuse.dims import Dim, straightened, substitute, symbol, symbol_name, symbols
 from deltafuse.quasi_linear import chunked
 
 
@@ -55,6 +55,7 @@ class Sizes:
         masks: whether positions are compared.
         tokens: symbols of the token axis, None where it is not known yet.
         others: symbols of operands that are neither tokens nor batch.
+        valid: least and greatest token count that the site is right for, where it is asked about these alone.
     """
 
     same: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
@@ -62,6 +63,7 @@ class Sizes:
     masks: bool = False
     tokens: frozenset[str] | None = None
     others: frozenset[str] = frozenset()
+    valid: tuple[int, int] | None = None
     _known: dict[Dim, int] = field(default_factory=dict[Dim, int])
 
     def chunk(self, dim: Dim) -> int:
@@ -73,6 +75,15 @@ class Sizes:
             ours = self.others.isdisjoint(symbols(dim))
             self._known[dim] = chunked(substitute(dim, self.same)) if ours else 0
         return self._known[dim]
+
+    def is_steady_where_valid(self, dim: Dim) -> bool:
+        """Whether a size is what `chunk` knows, where the tokens are as many as the site is asked about."""
+        if self.valid is None:
+            return False
+        dim = substitute(dim, self.same)
+        for name in symbols(dim) & (self.tokens or frozenset()):
+            dim = straightened(dim, name, *self.valid)
+        return self.chunk(dim) != 0
 
     def along_tokens(self, dim: Dim) -> bool:
         """Whether a size is one of tokens alone: places along it are tried, those along any other one are not."""
@@ -94,18 +105,21 @@ COUNTS = frozenset({FlowKind.SIZE, FlowKind.PLACE, FlowKind.SPAN, FlowKind.INDEX
 FARTHEST = 128
 
 
-def sizes_along(tokens: Sequence[Dim], batch: Sequence[Dim], free: Iterable[str]) -> Sizes:
+def sizes_along(
+    tokens: Sequence[Dim], batch: Sequence[Dim], free: Iterable[str], valid: tuple[int, int] | None = None
+) -> Sizes:
     """What is known of a site's sizes once its axes are.
 
     Args:
         tokens: free sizes of the token axis, which are all the same.
         batch: the same of the batch axis.
         free: all symbols that its operands have.
+        valid: see `Sizes`.
     """
     along = frozenset(name for dim in tokens for name in symbols(dim))
     across = frozenset(name for dim in batch for name in symbols(dim))
     same = {**one_symbol(tokens), **one_symbol(batch)}
-    return Sizes(same, tokens=along - across, others=frozenset(free) - along - across)
+    return Sizes(same, tokens=along - across, others=frozenset(free) - along - across, valid=valid)
 
 
 def one_symbol(dims: Sequence[Dim]) -> dict[str, Dim]:
