@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import graphs
 import loops
-from deltafuse import pipeline, prover
+from deltafuse import hidden, pipeline
 from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions, SilentProgress
 from exports import export
@@ -131,8 +131,8 @@ def test_the_batch_that_is_asked_for_is_proven(
     batch: int, status: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Were the guard blind to what sizes make, the run at the batch that is asked for would still tell.
-    monkeypatch.setattr(prover, "find_guard", lambda *_, **__: None)
-    monkeypatch.setattr(prover, "rounded_constant", lambda *_: None)
+    monkeypatch.setattr(hidden, "find_guard", lambda *_, **__: None)
+    monkeypatch.setattr(hidden, "rounded_constant", lambda *_: None)
     report = graphs.fuse(graphs.save(bumped(), tmp_path), tmp_path / "out.onnx", batch=batch)
     assert ([site.status for site in report.sites], graphs.codes(report)) == ([status], [code])
     assert (tmp_path / "out.onnx").exists() == (status == "fused")

@@ -10,7 +10,7 @@ import pytest
 
 import graphs
 import loops
-from deltafuse import prover
+from deltafuse import hidden
 from deltafuse.contractions import summed_axes
 
 FUSED = ([], 0)
@@ -114,7 +114,7 @@ def test_a_little_of_another_sequence_shows(text: str, code: str, tmp_path: Path
 
 def test_four_sequences_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Were the guard blind to masks, the run of four would still tell that those between are others.
-    monkeypatch.setattr(prover, "find_guard", lambda *_, **__: None)
+    monkeypatch.setattr(hidden, "find_guard", lambda *_, **__: None)
     assert outcome(around(AROUND["a mask"]), tmp_path) == (["not-equal"], 3)
 
 
@@ -131,8 +131,8 @@ def test_the_batch_that_is_asked_for_is_tried_at_many_tokens(
     batch: int, codes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Something for three sequences and more than a hundred tokens only, and guards that are blind to it.
-    monkeypatch.setattr(prover, "find_guard", lambda *_, **__: None)
-    monkeypatch.setattr(prover, "rounded_constant", lambda *_: None)
+    monkeypatch.setattr(hidden, "find_guard", lambda *_, **__: None)
+    monkeypatch.setattr(hidden, "rounded_constant", lambda *_: None)
     report = graphs.fuse(graphs.save(inside(LATE, BUMP), tmp_path), tmp_path / "out.onnx", batch=batch)
     assert [code for code in graphs.codes(report) if code] == codes
 
