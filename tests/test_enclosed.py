@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 
 import bodied
 import graphs
+import loops
 import mutants
 from deltafuse import api, drafting, patterns, targets, verify
 from deltafuse.choosing import of_options
@@ -25,12 +26,14 @@ from deltafuse.clock import Clock
 from deltafuse.enclosed import Enclosed, enter
 from deltafuse.lint import lint
 from deltafuse.match import Plan
+from deltafuse.memory import Memory
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.planning import plan_site
 from deltafuse.probe import Worker
 from deltafuse.protobuf import write_field, write_varint
 from deltafuse.reasons import Reason
 from deltafuse.rollback import rollback
+from deltafuse.scope import Scope
 from deltafuse.searching import Search
 from deltafuse.verify_bars import EXACT
 from exports import export, exports
@@ -573,3 +576,19 @@ def test_mutants_inside_bodies_are_never_fused_wrongly(name: str, tmp_path: Path
             break
     assert tried == 40
     assert exits == {0, 3} or exits == {0, 3, 4}
+
+
+@pytest.mark.parametrize("state", ["float[1,4,5,3] state", "float[S,4,5,3] state"])
+def test_a_state_that_is_spread_over_sequences_inside_a_body_is_refused(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first step has a state of one sequence beside operands of several, which the fused operator does not take."""
+    monkeypatch.setattr(Memory, "find_further", refuse_loops)
+    report = graphs.fuse(graphs.save(loops.loop(("float[B,4,5,3] state", state)), tmp_path), target="ort")
+    assert (report.exit, graphs.codes(report)) == (3, ["further-memory"])
+
+
+def refuse_loops(_: Memory, scope: Scope, nodes: Sequence[int]) -> Reason | None:
+    """As if each loop remembered more than the state, so that the step inside is looked at by itself."""
+    found = [node for node in nodes if scope.graph.op[node] == "Loop"]
+    return Reason("further-memory", {"node": "", "value": ""}) if found else None

@@ -54,7 +54,6 @@ PLACES: dict[str, Callable[[str], onnx.ModelProto]] = {
     "final state": lambda chain: graphs.step(put(FINAL, chain)),
     "update": lambda chain: graphs.step(put(UPDATE, chain)),
     "function": called,
-    "body": lambda chain: loops.loop(put(UPDATE, chain)),
 }
 
 
@@ -68,6 +67,14 @@ def test_a_sequence_without_a_type_is_fused(chain: str, place: str, target: str,
     for site in report.sites:
         assert site.match is not None
         assert all(role.dtype == onnx.TensorProto.FLOAT for role in (*site.match.operands(), *site.match.results()))
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_state_of_unknown_size_in_a_loop_is_refused(chain: str, tmp_path: Path) -> None:
+    """Nothing tells the sizes of what is in a sequence: the state could hold more than the rule's."""
+    model = graphs.save(untyped(loops.loop(put(UPDATE, CHAINS[chain]))), tmp_path)
+    report = graphs.fuse(model, tmp_path / "out.onnx", target="ort")
+    assert (report.exit, graphs.codes(report)) == (3, ["further-memory"])
 
 
 def test_outputs_that_a_loop_collects_in_a_sequence_are_fused(tmp_path: Path) -> None:

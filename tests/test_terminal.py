@@ -99,7 +99,8 @@ def test_a_site_in_detail_has_its_rule_in_its_own_names(fuse: Fuse) -> None:
     assert f"scale: {site['scale']:.9g}; l2 norm: eps 1e-06" in shown
     assert "valid tokens: 1; below: nothing found; above: wrong" in shown
     assert "1 Custom RecurrentGatedDeltaRule" in shown
-    assert "layers.0\n" not in shown
+    assert "layers.0" not in shown.splitlines()
+    assert "shared with layers.0\n" in shown
 
 
 def test_details_take_globs_and_json(fuse: Fuse) -> None:

@@ -126,6 +126,22 @@ def free_heads(graph: Graph, shapes: Shapes, assignment: Assignment) -> Reason |
     return None
 
 
+def spread_inside(model: Model, shapes: Shapes, assignment: Assignment, at: Binding) -> Reason | None:
+    """Inside a body: operands with batches of their own, one of which may be one in the first step and spread then.
+
+    Args:
+        model: with the body as its graph; "" is the place of the main graph.
+        shapes: knows the operands' sizes.
+        assignment: the operands.
+        at: sizes at which the site is the rule.
+    """
+    if not model.place or len(at.batch_dims) < 2:
+        return None
+    apart = set(at.batch_dims[1:])
+    value = next(value for value in assignment.values.values() if not apart.isdisjoint(shapes.shape(value) or ()))
+    return Reason("dims-unknown", {"value": model.graph.name(value)})
+
+
 def tied(at: Binding) -> Reason | None:
     """A free batch that cannot be one at these tokens: a target that takes one sequence has no use for the site."""
     if at.batch is None or at.at(at.tokens, 1) is not None:

@@ -44,11 +44,13 @@ class Memory:
         elements: of the state, at the sizes of a trial.
         binding: of that trial.
         tokens: symbols of the token axis.
+        returned: whether the site gives its final state back, which trials hold against the rule's: it does not grow.
     """
 
     elements: int
     binding: Binding
     tokens: frozenset[str]
+    returned: bool = False
 
     def find_further(self, scope: Scope, nodes: Sequence[int]) -> Reason | None:
         """Looks for a loop of free length that carries anything else from step to step.
@@ -91,9 +93,13 @@ class Memory:
 
     def _is_as_large(self, shape: Sequence[Dim] | None) -> bool:
         numbers = self.binding.numbers
-        if shape is None or any(not symbols(dim) <= numbers.keys() - self.tokens for dim in shape):
+        if shape is None:
             return False
-        return math.prod(evaluate(dim, numbers) for dim in shape) == self.elements
+        unknown = [dim for dim in shape if not symbols(dim) <= numbers.keys() - self.tokens]
+        known = math.prod(evaluate(dim, numbers) for dim in shape if dim not in unknown)
+        # A state whose batch is declared apart from that of the operands, and spread over theirs in the first step.
+        spread = self.returned and len(unknown) == 1 and self.binding.batch is not None
+        return known * (self.binding.batch or 1 if spread else 1) == self.elements and len(unknown) <= spread
 
 
 def _shapes(within: Scope, body: Body, value: int) -> list[Sequence[Dim] | None]:

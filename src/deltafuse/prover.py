@@ -11,7 +11,7 @@ from deltafuse.agreement import errors_on, leap_fails
 from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
 from deltafuse.counts import smallest_running
-from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop, tied
+from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop, spread_inside, tied
 from deltafuse.cuts import open_cut
 from deltafuse.draws import Array
 from deltafuse.feeds import Fed, search_feeds
@@ -201,6 +201,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     explained, out, final = fit.explained, fit.out, fit.final
     graph, shapes = setting.model.graph, setting.shapes
     loose = free_heads(graph, shapes, explained.assignment)
+    loose = spread_inside(setting.model, shapes, explained.assignment, binding) if loose is None else loose
     if loose is not None:
         return loose
     ends = [value for value in (out, final) if value is not None]
