@@ -91,3 +91,16 @@ def test_the_state_is_as_large_as_that_of_the_rule(elements: int, code: str, tmp
     scope = Scope(model, model.graph, classify(model), Shapes(model))
     found = memory.find_further(scope, range(len(model.graph.op)))
     assert (found.code if found is not None else "") == code
+
+
+@pytest.mark.parametrize(("returned", "code"), [("final_state", ""), ("out", "further-memory"), ("", "further-memory")])
+def test_a_state_of_a_batch_of_its_own_is_one_where_it_is_given_back_whole(
+    returned: str, code: str, tmp_path: Path
+) -> None:
+    """A part of what is carried would not show that all of it holds more than the state."""
+    model = graphs.scanned(loops.loop(("float[B,4,5,3] state", "float[S,4,5,3] state")), tmp_path)
+    at = Binding({"B": 2, "S": 2, "T": 5}, 2, 5, (symbol("B"), symbol("S")), (symbol("T"),))
+    memory = Memory(2 * 4 * 5 * 3, at, frozenset({"T"}), model.graph.find(returned) or 0)
+    scope = Scope(model, model.graph, classify(model), Shapes(model))
+    found = memory.find_further(scope, range(len(model.graph.op)))
+    assert (found.code if found is not None else "") == code

@@ -66,8 +66,8 @@ def _hidden(setting: Setting, trial: Trial, sizes: Sizes) -> Reason | None:
     inputs, ends = trial.bench.cut.inputs, [value for value in (trial.out, trial.final) if value is not None]
     found = find_guard_between(setting, inputs, ends, sizes)
     if found is None:
-        elements, returned = math.prod(of[letter] for letter in "BHKV"), trial.final is not None
-        memory = Memory(elements, trial.binding, sizes.tokens or frozenset(), returned)
+        elements = math.prod(of[letter] for letter in "BHKV")
+        memory = Memory(elements, trial.binding, sizes.tokens or frozenset(), trial.final or 0)
         scope = Scope(setting.model, graph, setting.kinds, setting.shapes)
         nodes, _ = backward_slice(graph, inputs, ends)
         found = memory.find_further(scope, nodes)

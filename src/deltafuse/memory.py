@@ -44,13 +44,14 @@ class Memory:
         elements: of the state, at the sizes of a trial.
         binding: of that trial.
         tokens: symbols of the token axis.
-        returned: whether the site gives its final state back, which trials hold against the rule's: it does not grow.
+        returned: the final state that the site gives back, 0 where it gives none: trials hold all of it against the
+            rule's, its shape too.
     """
 
     elements: int
     binding: Binding
     tokens: frozenset[str]
-    returned: bool = False
+    returned: int = 0
 
     def find_further(self, scope: Scope, nodes: Sequence[int]) -> Reason | None:
         """Looks for a loop of free length that carries anything else from step to step.
@@ -70,7 +71,8 @@ class Memory:
                 bodies(scope.model, graph, scope.kinds, node), engines(scope.engine, node), strict=False
             ):
                 within = Scope(body.model, body.graph, body.kinds, None, scope, body, engine)
-                further = 0 if graph.standard[node] not in LOOPS or is_brief(scope, node) else self._further(within)
+                ends = graph.standard[node] not in LOOPS or is_brief(scope, node)
+                further = 0 if ends else self._further(within, node)
                 if further:
                     args = {"node": graph.label(node), "value": body.graph.name(further)}
                     return Reason("further-memory", args)
@@ -79,7 +81,7 @@ class Memory:
                     return found
         return None
 
-    def _further(self, within: Scope) -> int:
+    def _further(self, within: Scope, node: int) -> int:
         """Data that a body carries and that is neither kept nor the state; 0 where there is none."""
         body, around = within.body, within.around
         assert body is not None, "a subgraph takes values from around"
@@ -88,18 +90,33 @@ class Memory:
         carried = from_data(body, data)
         changed = (value for value, after in body.carried.items() if body.graph.uncast(after) != value)
         computed = [value for value in changed if value in carried and not _is_kept(body, value)]
-        other = (value for value in computed if not all(map(self._is_as_large, _shapes(within, body, value))))
+        compared = self._compared(around, body, node)
+        shapes = {value: _shapes(within, body, value) for value in computed}
+        other = (value for value in computed
+                 if not all(self._is_as_large(shape, spread=value == compared) for shape in shapes[value]))  # fmt: skip
         return next(other, next(iter(computed[1:]), 0))
 
-    def _is_as_large(self, shape: Sequence[Dim] | None) -> bool:
+    def _compared(self, around: Scope, body: Body, node: int) -> int:
+        """What is carried and comes out as the final state itself, 0 where nothing does: trials see its whole shape."""
+        graph = around.graph
+        if around.shapes is None or not self.returned:
+            return 0
+        results = dict(zip(body.carried.values(), body.carried, strict=True))
+        first = 1 if graph.standard[node] == "Loop" else 0
+        pairs = zip(graph.node_outputs[node], body.graph.outputs[first:], strict=False)
+        return next((results.get(made, 0) for value, made in pairs if value == graph.uncast(self.returned)), 0)
+
+    def _is_as_large(self, shape: Sequence[Dim] | None, *, spread: bool = False) -> bool:
         numbers = self.binding.numbers
         if shape is None:
             return False
         unknown = [dim for dim in shape if not symbols(dim) <= numbers.keys() - self.tokens]
         known = math.prod(evaluate(dim, numbers) for dim in shape if dim not in unknown)
-        # A state whose batch is declared apart from that of the operands, and spread over theirs in the first step.
-        spread = self.returned and len(unknown) == 1 and self.binding.batch is not None
-        return known * (self.binding.batch or 1 if spread else 1) == self.elements and len(unknown) <= spread
+        if not unknown:
+            return known == self.elements
+        # A batch that is declared apart from that of the operands, and spread over theirs in the first step.
+        told = any(not self.tokens.isdisjoint(symbols(dim)) for dim in unknown)
+        return spread and not told and len(unknown) == 1 and known * (self.binding.batch or 0) == self.elements
 
 
 def _shapes(within: Scope, body: Body, value: int) -> list[Sequence[Dim] | None]:
