@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
 
 from deltafuse.dim_algebra import (
@@ -79,14 +79,18 @@ def is_clamped(dim: Dim) -> bool:
 
 def substitute(dim: Dim, values: Mapping[str, Dim]) -> Dim:
     """`dim` with symbols replaced; symbols that are not in `values` stay."""
+    return _replaced(dim, lambda atom: _substitute_atom(atom, values))
+
+
+def _replaced(dim: Dim, change: Callable[[Atom], Dim]) -> Dim:
+    """`dim` with each symbol and call as something else."""
     if isinstance(dim, int):
         return dim
     total: Dim = 0
     for monomial, factor in dim.terms:
         product: Dim = factor
         for atom, power in monomial:
-            base = _substitute_atom(atom, values)
-            product = reduce(mul, [base] * power, product)
+            product = reduce(mul, [change(atom)] * power, product)
         total = total + product
     return total
 
@@ -114,15 +118,7 @@ def straightened(dim: Dim, name: str, low: int, high: int) -> Dim:
         low: its least value.
         high: its greatest value.
     """
-    if isinstance(dim, int):
-        return dim
-    total: Dim = 0
-    for monomial, factor in dim.terms:
-        product: Dim = factor
-        for atom, power in monomial:
-            product = reduce(mul, [_straight(atom, name, low, high)] * power, product)
-        total = total + product
-    return total
+    return _replaced(dim, lambda atom: _straight(atom, name, low, high))
 
 
 def _straight(atom: Atom, name: str, low: int, high: int) -> Dim:
