@@ -14,6 +14,7 @@ import loops
 from deltafuse.coverage import _follows
 from deltafuse.dims import parse
 from exports import export
+from spelled import series
 
 #: One step whose batch is free.
 FREE_BATCH = (("[1,1,4", "[b,1,4"), ("[1,4,5,3]", "[b,4,5,3]"))
@@ -89,32 +90,11 @@ def reference_of_few(terms: int) -> onnx.ModelProto:
       v = Transpose<perm = [0, 2, 1, 3]>(value)
       gt = Transpose<perm = [0, 2, 1]>(g)
       bt = Transpose<perm = [0, 2, 1]>(beta)
-      sum = CumSum(gt, two)
-      left = Unsqueeze(sum, last)
-      right = Unsqueeze(sum, row)
-      gap = Sub(left, right)
-      kept = Trilu<upper = 0>(gap, diag)
-      decay = Exp(kept)
-      b = Unsqueeze(bt, last)
-      kb = Mul(k, b)
-      vb = Mul(v, b)
-      kt = Transpose<perm = [0, 1, 3, 2]>(k)
-      kk = MatMul(kb, kt)
-      kd = Mul(kk, decay)
-      low = Trilu<upper = 0>(kd, below)
-      a = Neg(low)
-      u0 = Identity(vb)
-      STEPS
-      qk = MatMul(q, kt)
-      qd = Mul(qk, decay)
-      ql = Trilu<upper = 0>(qd, diag)
-      o = MatMul(ql, uTERMS)
-      os = Mul(o, half)
+      SERIES
       out = Transpose<perm = [0, 2, 1, 3]>(os)
     }
     """
-    steps = "\n".join(f"p{i} = MatMul(a, u{i - 1})\n u{i} = Add(vb, p{i})" for i in range(1, terms + 1))
-    return onnx.parser.parse_model(text.replace("STEPS", steps).replace("TERMS", str(terms)))
+    return onnx.parser.parse_model(text.replace("SERIES", series(terms)))
 
 
 @pytest.mark.parametrize(("terms", "code"), [(2, "few-tokens-only"), (3, "nested-sums")])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import graphs
 from deltafuse.dims import Dim, ceildiv, evaluate, maximum, minimum, straightened, symbol
+from spelled import series
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,32 +51,11 @@ one (float[1,T,2,4] query, float[1,T,2,4] key, float[1,T,2,3] value, float[1,T,2
   v = Transpose<perm = [0, 2, 1, 3]>(v8)
   gt = Transpose<perm = [0, 2, 1]>(g8)
   bt = Transpose<perm = [0, 2, 1]>(b8)
-  sum = CumSum(gt, two)
-  left = Unsqueeze(sum, last)
-  right = Unsqueeze(sum, row)
-  gap = Sub(left, right)
-  kept = Trilu<upper = 0>(gap, diag)
-  decay = Exp(kept)
-  b = Unsqueeze(bt, last)
-  kb = Mul(k, b)
-  vb = Mul(v, b)
-  kt = Transpose<perm = [0, 1, 3, 2]>(k)
-  kk = MatMul(kb, kt)
-  kd = Mul(kk, decay)
-  low = Trilu<upper = 0>(kd, below)
-  a = Neg(low)
-  u0 = Identity(vb)
-  STEPS
-  qk = MatMul(q, kt)
-  qd = Mul(qk, decay)
-  ql = Trilu<upper = 0>(qd, diag)
-  o = MatMul(ql, u7)
-  os = Mul(o, half)
+  SERIES
   padded = Transpose<perm = [0, 2, 1, 3]>(os)
   TAKEN
 }
 """
-STEPS = "\n".join(f"p{i} = MatMul(a, u{i - 1})\n u{i} = Add(vb, p{i})" for i in range(1, 8))
 WHOLE = "out = Slice(padded, none, tokens, one)"
 
 
@@ -83,7 +63,7 @@ NUMBERS = ("int64[1] eight = {8}", "int64[1] eight = {8}, int64[1] six = {6}, in
 
 
 def traced(taken: str) -> onnx.ModelProto:
-    return graphs.parse(TEXT.replace("STEPS", STEPS).replace("TAKEN", taken).replace(*NUMBERS))
+    return graphs.parse(TEXT.replace("SERIES", series(7)).replace("TAKEN", taken).replace(*NUMBERS))
 
 
 def feeds(tokens: int) -> dict[str, graphs.Array]:
