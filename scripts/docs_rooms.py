@@ -66,7 +66,7 @@ ROOMS = (
         "targets, files",
         (
             "graph", "classes", "scope", "bodies", "enclosed", "nesting", "subgraphs", "functions", "inlining", "calls",
-            "ordering", "while_loops", "constant*", "dtypes",
+            "restated", "ordering", "while_loops", "constant*", "dtypes",
         ),
     ),
     Room(
@@ -80,7 +80,7 @@ ROOMS = (
         "where a rule could be: anchors, cones, roots, what lies in bodies and functions",
         "numerics, targets",
         ("searching", "finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers", "parted",
-         "readings", "wiring", "signature", "ahead"),
+         "gathering", "readings", "wiring", "signature", "ahead"),
     ),
     Room(
         "Running a cut",

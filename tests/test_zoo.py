@@ -52,7 +52,6 @@ REASONS = {
     "near_undecayed_read": "undecayed-read",
     "near_undecayed_update": "undecayed-update",
     "near_while_short": "trip-count",
-    "parts_gated_tokens": "output-in-parts",
     # What lies inside a body is seen and left alone.
     "nested_if": "inside-body",
     "nested_loop": "inside-body",

@@ -1,77 +1,35 @@
-"""Calls of functions that the model defines, put in their place where a rule lies inside one among other nodes.
-
-The nodes of the function become part of the file's edits: what is searched, proven and changed is the file as it would
-be with them, and what is written undoes into the file as it was.
-"""
+"""Calls of functions that the model defines, put in their place where a rule lies inside one among other nodes."""
 
 from __future__ import annotations
 
-import mmap
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 
 import onnx
 import onnx.inliner
 
 from deltafuse.bodies import is_call
 from deltafuse.buried import holds
-from deltafuse.composing import compose, joined, pieces
-from deltafuse.edits import Changes, Edit, Insertion, apply, build
+from deltafuse.edits import Changes, Insertion
 from deltafuse.functions import plain_domain
 from deltafuse.graph import Graph
 from deltafuse.match import Match
 from deltafuse.patterns import Pattern
+from deltafuse.restated import Restated
 from deltafuse.sites import Site
-from deltafuse.wire import Model, scan_view
+from deltafuse.wire import Model
 
 #: A function inside a function inside a function: real exports have one for each module around a layer.
 _DEEPEST = 32
 
 
-@dataclass(frozen=True)
-class Inlined:
-    """A file with some calls in place.
-
-    Attributes:
-        model: the file as it would be.
-        edits: of the file, that make it so; each call's own has a label of its own in place of a site's name.
-        names: of the functions.
-        depth: how many times calls were put in place, one inside the other.
-    """
-
-    model: Model
-    edits: tuple[Edit, ...] = ()
-    names: tuple[str, ...] = ()
-    depth: int = 0
-
-    def composed(self, edits: Sequence[Edit], sites: Mapping[str, Sequence[int]]) -> tuple[Edit, ...]:
-        """Edits of `model` as edits of the file. What was inlined for a site goes back with it.
-
-        Args:
-            edits: of `model`.
-            sites: where in `model` the nodes begin that each fused site takes, by the site's name.
-        """
-        if not self.edits:
-            return tuple(edits)
-        ranges = [(start, stop, label) for start, stop, label in pieces(self.edits) if label]
-        owner: dict[str, str] = {}
-        for site, places in sites.items():
-            for start, stop, label in ranges:
-                if any(start <= place < stop for place in places):
-                    owner.setdefault(label, site)
-        own = [replace(edit, site=owner.get(edit.site, "")) for edit in self.edits]
-        return joined(compose(own, edits))
-
-
 def inlined(
-    file: Inlined,
+    file: Restated,
     model: Model,
     order: Sequence[int] | None,
     kinds: bytearray,
     rules: Iterable[Pattern],
     sites: Iterable[Site],
-) -> Inlined | None:
+) -> Restated | None:
     """The file with those calls in place that hold what may be a rule and are part of no match.
 
     Args:
@@ -106,10 +64,7 @@ def inlined(
         inserted=tuple(Insertion(marks[node], places[node], nodes) for node, nodes in made.items()),
         opsets=_imports(model, made),
     )
-    edits = build(file.model, changes)
-    names = dict.fromkeys((*file.names, *(graph.op[node] for node in made)))
-    whole = compose(file.edits, edits, nested=True) if file.edits else edits
-    return Inlined(_edited(file.model, edits), whole, tuple(names), file.depth + 1)
+    return file.changed(changes, functions=[graph.op[node] for node in made])
 
 
 def _body(model: Model, node: int, depth: int) -> tuple[onnx.NodeProto, ...] | None:
@@ -188,12 +143,3 @@ def _renamed(graph: Graph, nodes: Iterable[onnx.NodeProto], kept: set[str], suff
     nodes = list(nodes)
     rename(nodes)
     return nodes
-
-
-def _edited(model: Model, edits: Sequence[Edit]) -> Model:
-    """The edited file as a model of its own; it goes when nobody reads it any more."""
-    with tempfile.TemporaryFile() as file:
-        apply(model.data, edits, file)
-        file.flush()
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return scan_view(model.path, view, allow_outside=model.allow_outside)

@@ -16,6 +16,7 @@ from deltafuse.patterns import Pattern
 from deltafuse.planning import unchosen
 from deltafuse.prover import REFUSALS
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.restated import Restated
 from deltafuse.sites import Site
 from deltafuse.wire import Model
 
@@ -95,12 +96,25 @@ def notes(file: Model, sites: Sequence[SiteReport], anchors: Mapping[str, int], 
     return missing if sites else (_no_site(file, anchors, others), *missing)
 
 
-def inlined(functions: Sequence[str]) -> tuple[str, ...]:
-    """That calls of these functions were put in place."""
+def restated(base: Restated) -> tuple[str, ...]:
+    """What was replaced so that rules could be fused."""
+    return (*_inlined(base.functions), *_gathered(base.gathered))
+
+
+def _inlined(functions: Sequence[str]) -> tuple[str, ...]:
     if not functions:
         return ()
     named = ", ".join(functions[:3]) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
     return (f"inlined: calls of {named} became their nodes, because rules lie inside; rollback brings the calls back",)
+
+
+def _gathered(sites: Sequence[str]) -> tuple[str, ...]:
+    """Notes on sites whose tokens of output were put together."""
+    return tuple(
+        f"gathered: {site} wrote each token of its output as a value of its own; the fused node writes all, and each "
+        "is taken out of them"
+        for site in sites
+    )
 
 
 def _no_site(file: Model, anchors: Mapping[str, int], others: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -36,16 +36,41 @@ TEXTS.update(
 _SCREEN = 1e-8
 
 
-def parted(
+@dataclass(frozen=True)
+class Parts:
+    """The tokens of an output, each a value of its own.
+
+    Attributes:
+        values: in the order of the tokens.
+        layout: of each, with one token.
+        reader: a node that takes one of them.
+    """
+
+    values: tuple[int, ...]
+    layout: str
+    reader: str
+
+    @property
+    def reason(self) -> Reason:
+        """Why a site with such an output is refused."""
+        return Reason("output-in-parts", {"reader": self.reader})
+
+
+def parts_of(
     model: Model, kinds: bytearray, shapes: Shapes, pattern: Pattern, worker: Worker, candidate: Candidate
-) -> Reason | None:
-    """Whether a candidate with more roots than the rule has is the rule with something behind each token of it."""
+) -> Parts | None:
+    """The tokens of a candidate with more roots than the rule has, where it is the rule with something behind each."""
     for inner in _narrowed(model, candidate):
         chains = region.exits(model.graph, inner)
         for reading in readings(model, kinds, shapes, worker, inner, pattern.decay):
-            setting = Setting(model, kinds, shapes, pattern, worker, inner, reading, chains)
-            if _follows(setting):
-                return Reason("output-in-parts", {"reader": _reader(model, inner)})
+            found = _found(Setting(model, kinds, shapes, pattern, worker, inner, reading, chains))
+            if found:
+                layouts_of = {layout for _, layout in found}
+                return Parts(
+                    tuple(value for value, _ in found),
+                    layouts_of.pop() if len(layouts_of) == 1 else "",
+                    _reader(model, inner),
+                )
     return None
 
 
@@ -68,43 +93,58 @@ def _narrowed(model: Model, candidate: Candidate) -> Iterator[Candidate]:
         yield replace(candidate, roots=kept, core=core, nodes=tuple(nodes), frontier=frontier)
 
 
-def _follows(setting: Setting) -> bool:
-    """Whether every value that is read outside is a token of the rule's output or its final state."""
+def _found(setting: Setting) -> list[tuple[int, str]]:
+    """The values that are tokens of the rule's output, in their order, and the layout of each.
+
+    Empty where something else than these and the final state is read outside.
+    """
     bench = open_cut(setting)
     if isinstance(bench, Reason):
-        return False
+        return []
     pattern, gate = setting.pattern, setting.roots[0]
     for binding in bindings(bench.shapes, bench.sizes, gate, gate_layouts(pattern.decay)):
         feeds = search_feeds(bench, setting.roots, binding.numbers, pattern.decay)
         ran = bench.run(feeds, binding.numbers)
         if isinstance(ran, Reason):
             continue
-        arrays = {value: ran[value] for value in setting.candidate.frontier if value in ran}
-        if any(_all_parts(one, feeds, arrays, setting) for one in assigned(setting, feeds)):
-            return True
-    return False
+        for one in assigned(setting, feeds):
+            found = _tokens(one, feeds, ran, setting)
+            if found:
+                return found
+    return []
 
 
-def _all_parts(
-    assignment: Assignment, feeds: Mapping[int, Array], arrays: Mapping[int, Array], setting: Setting
-) -> bool:
+def _tokens(
+    assignment: Assignment, feeds: Mapping[int, Array], ran: Mapping[int, Array], setting: Setting
+) -> list[tuple[int, str]]:
     operands, sizes = assignment.read(feeds), assignment.sizes
-    if sizes["T"] < 2 or not arrays:
-        return False
+    if sizes["T"] < 2:
+        return []
     out, final = run_rule(setting.pattern.recurrence, operands, assignment.preparation())
     single = {**sizes, "T": 1}
-    taken: set[int] = set()
-    for array in arrays.values():
-        as_final = layouts.fits(layouts.STATES, array.shape, sizes)
-        if any(relative(layouts.unpack(array, layout, "BHKV", sizes), final) < _SCREEN for layout, _ in as_final):
+    taken: dict[int, tuple[int, str]] = {}
+    for last, exits in setting.chains.items():
+        if last in ran and _is_final(ran[last], final, sizes):
             continue
-        found = [layouts.unpack(array, layout, "BTHV", single)
-                 for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, single)]  # fmt: skip
-        tokens = {t for part in found for t in range(sizes["T"]) if _same(part[:, 0], out[:, t])}
-        if not tokens:
-            return False
-        taken |= tokens
-    return taken == set(range(sizes["T"]))
+        arrays = {value: ran[value] for value in exits if value in ran}
+        # Nearest to the reader first: what comes behind the token may be part of the rule.
+        found = [
+            (token, (value, layout))
+            for value, array in arrays.items()
+            for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, single)
+            for token in range(sizes["T"])
+            if _same(layouts.unpack(array, layout, "BTHV", single)[:, 0], out[:, token])
+        ]
+        if not found:
+            return []
+        token, where = found[0]
+        taken[token] = where
+    return [taken[token] for token in range(sizes["T"])] if len(taken) == sizes["T"] else []
+
+
+def _is_final(array: Array, final: Array, sizes: Mapping[str, int]) -> bool:
+    fits = layouts.fits(layouts.STATES, array.shape, sizes)
+    return any(relative(layouts.unpack(array, layout, "BHKV", sizes), final) < _SCREEN for layout, _ in fits)
 
 
 def _same(found: Array, wanted: Array) -> bool:

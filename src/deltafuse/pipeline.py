@@ -17,7 +17,8 @@ from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.extract import extract_sites
-from deltafuse.inlining import Inlined, inlined
+from deltafuse.gathering import gathered
+from deltafuse.inlining import inlined
 from deltafuse.limits import bounded, no_garbage_collection
 from deltafuse.match import FuseReport, Plan, SiteReport
 from deltafuse.notes import Notes
@@ -28,6 +29,7 @@ from deltafuse.pin_names import check_pins
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
+from deltafuse.restated import Restated
 from deltafuse.sanity import checked
 from deltafuse.searching import Search, Searched
 from deltafuse.shapes import Shapes
@@ -40,13 +42,13 @@ class _Found:
 
     Attributes:
         file: as it was scanned.
-        base: the same with those calls in place that hold a rule among other nodes.
+        base: the same with those calls in place that hold a rule among other nodes, and outputs in parts put together.
         order: number in `base` of each node of the main graph that was searched, None where they are the same.
         main: what was found, in topological order.
     """
 
     file: Model
-    base: Inlined
+    base: Restated
     order: tuple[int, ...] | None
     main: Searched
 
@@ -146,13 +148,14 @@ def _find(options: FuseOptions, clock: Clock, worker: Worker, chosen: Chosen) ->
         if options.pins:
             check_pins(options.pins, Shapes(file))
     search = Search(rules, clock, worker)
-    base = Inlined(file)
+    base = Restated(file)
     while True:
         with clock.stage("scanning"):
             model, order = in_order(base.model)
             scope = Enclosed.main(model)
         main = search.graph(scope)
         more = inlined(base, model, order, scope.kinds, search.recurrences, main.sites)
+        more = gathered(base, order, main, search.recurrences, worker) if more is None else more
         if more is None:
             break
         base = more
@@ -245,7 +248,7 @@ def _report(
         notes=(
             *chosen.notes,
             *outcome.notes(found.file, reports, found.main.anchors, found.main.expressions.anchors),
-            *(outcome.inlined(found.base.names) if draft.plans else ()),
+            *(outcome.restated(found.base) if draft.plans else ()),
         ),
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),

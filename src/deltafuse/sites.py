@@ -13,7 +13,7 @@ from deltafuse.buried import buried, deeper
 from deltafuse.dims import Dim
 from deltafuse.finder import Candidate, Finder
 from deltafuse.match import Dims, Match, NoMatch, Proof, Role
-from deltafuse.parted import parted
+from deltafuse.parted import parts_of
 from deltafuse.patterns import Pattern
 from deltafuse.prover import Outlook, Proven, prove
 from deltafuse.reasons import Reason
@@ -111,7 +111,8 @@ def _prove(
     reason, rule = refused
     if reason.code == "not-the-rule":
         found = deeper(model, kinds, rule, candidate.core)
-        found = parted(model, kinds, shapes, rule, worker, candidate) if found is None else found
+        parts = parts_of(model, kinds, shapes, rule, worker, candidate) if found is None else None
+        found = parts.reason if parts is not None else found
         reason = reason if found is None else found
     return reason, rule
 

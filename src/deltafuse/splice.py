@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -56,7 +56,8 @@ def changes_of(
         before = _place(graph, plan.match)
         nodes = renamed.apply(adapted_nodes(plan, adjustments))
         inserted.append(Insertion(plan.match.name, before, nodes, _fresh(graph, plan)))
-        early = [node for node in _early_readers(graph, plan.match, before) if node not in gone]
+        results = [role.value for role in plan.match.results()]
+        early = [node for node in early_readers(graph, results, before) if node not in gone]
         if not rewritten.keys() & set(early):
             moved += [(plan.match.name, node, before) for node in early]
             continue
@@ -157,9 +158,15 @@ def _place(graph: Graph, match: AnyMatch) -> int:
     return max(first, last + 1)
 
 
-def _early_readers(graph: Graph, match: AnyMatch, before: int) -> list[int]:
-    """Nodes that read an output of the site, directly or not, and stand in front of where it is now computed."""
-    results = {role.value for role in match.results()}
+def early_readers(graph: Graph, values: Iterable[int], before: int) -> list[int]:
+    """Nodes that read some values, directly or not, and stand in front of where these are now computed.
+
+    Args:
+        graph: in topological order.
+        values: that are computed anew.
+        before: the node in front of which they are.
+    """
+    results = set(values)
     early: list[int] = []
     for node in range(min(graph.producer[value] for value in results), before):
         if any(value in results for value in graph.reads(node)):
