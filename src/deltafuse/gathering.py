@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
@@ -86,9 +87,11 @@ def _put_together(name: str, inner: dict[str, str], layout: str, opset: int) -> 
     if not has_axis:
         given = [f"{name}/axis"] if opset >= 13 else []
         yield from (_constant(one, np.array([axis], np.int64)) for one in given)
-        attributes = {} if given else {"axes": [axis]}
         for token in tokens:
-            yield helper.make_node("Unsqueeze", [token, *given], [f"{token}/row"], f"{token}/row", **attributes)
+            row = helper.make_node("Unsqueeze", [token, *given], [f"{token}/row"], f"{token}/row")
+            if not given:
+                row.attribute.append(helper.make_attribute("axes", [axis]))
+            yield row
         tokens = [f"{token}/row" for token in tokens]
     yield helper.make_node("Concat", tokens, [name], name, axis=axis)
     for number, (outer, token) in enumerate(inner.items()):
@@ -97,7 +100,7 @@ def _put_together(name: str, inner: dict[str, str], layout: str, opset: int) -> 
         yield helper.make_node("Gather", [name, f"{token}/index"], [outer], f"{token}/taken", axis=axis)
 
 
-def _constant(name: str, array: np.ndarray) -> onnx.NodeProto:
+def _constant(name: str, array: npt.NDArray[np.int64]) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], name, value=numpy_helper.from_array(array))
 
 
