@@ -156,21 +156,3 @@ def test_a_token_that_the_next_one_depends_on_is_no_part(tmp_path: Path) -> None
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx", target="ort")
     assert report.exit == 0
     assert difference(model, tmp_path / "fused.onnx", report) < SAME
-
-
-def test_an_older_opset_has_axes_as_attributes(tmp_path: Path) -> None:
-    model = gated()
-    constants = {node.output[0]: node.attribute[0].t for node in model.graph.node if node.op_type == "Constant"}
-    for node in model.graph.node:
-        if node.op_type in ("Unsqueeze", "ReduceSum"):
-            axes = numpy_helper.to_array(constants[node.input.pop()]).tolist()
-            node.attribute.append(helper.make_attribute("axes", axes))
-        elif node.op_type == "Reshape":
-            del node.attribute[:]  # allowzero = 0
-    model.opset_import[0].version = 12
-    path, fused = graphs.save(model, tmp_path), tmp_path / "fused.onnx"
-    report = graphs.fuse(path, fused)
-    assert [site.status for site in report.sites] == ["fused"]
-    written = [node for node in onnx.load(fused).graph.node if node.op_type == "Unsqueeze"]
-    assert [len(node.input) for node in written if "tokens" in node.name] == [1] * 3
-    assert verify(path, fused).exit == 0

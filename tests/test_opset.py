@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+import graphs
 from deltafuse.adjusting import Adjustments
 from deltafuse.edits import build
 from deltafuse.opset import Raised, adapt, import_needed, needed, raised, stale
@@ -253,3 +254,17 @@ def test_an_older_import_does_where_nothing_needs_the_newer_one(nodes, version):
     model = helper.make_model(helper.make_graph([branch], "g", [], []), opset_imports=[helper.make_opsetid("", 27)])
     import_needed(model)
     assert model.opset_import[0].version == version
+
+
+@pytest.mark.parametrize("target", ["ascend-310p", "ascend-a2", "ort", "onnx"])
+def test_a_file_of_an_older_opset_is_told_to_be_exported_again(tmp_path: Path, target: str) -> None:
+    model = graphs.step()
+    constants = {tensor.name: numpy_helper.to_array(tensor).tolist() for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type in ("Squeeze", "Unsqueeze", "ReduceSum"):
+            node.attribute.append(helper.make_attribute("axes", constants[node.input.pop()]))
+    model.opset_import[0].version = 12
+    onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx", target=target)
+    assert (report.exit, graphs.codes(report)) == (4, ["opset-old"])
+    assert report.sites[0].reason.args == {"opset": 12, "least": 13}

@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from deltafuse.edits import Changes, Insertion
 from deltafuse.graph import Graph
 from deltafuse.match import NoMatch
+from deltafuse.opset import LEAST
 from deltafuse.parted import Parts, parts_of
 from deltafuse.patterns import Pattern
 from deltafuse.restated import Restated
@@ -43,6 +44,8 @@ def gathered(
         None where there is no such output, or its tokens cannot be put together.
     """
     scope, graph = found.scope, found.scope.model.graph
+    if scope.model.opset_imports.get("", 0) < LEAST:
+        return None
     for site in found.sites:
         if not isinstance(site, NoMatch) or site.reason.code != "output-in-parts":
             continue
@@ -51,14 +54,14 @@ def gathered(
             parts = parts_of(*known)
             if parts is None or parts.layout not in _AXES:
                 continue
-            changes = _changes(graph, parts, _fresh(graph, f"{site.name}/tokens"), order, scope.model.opset_imports[""])
+            changes = _changes(graph, parts, _fresh(graph, f"{site.name}/tokens"), order)
             if changes is not None:
                 return file.changed(changes, gathered=[site.name])
     return None
 
 
 def _changes(
-    graph: Graph, parts: Parts, name: str, order: Sequence[int] | None, opset: int
+    graph: Graph, parts: Parts, name: str, order: Sequence[int] | None
 ) -> Changes | None:
     """None where what takes a token is asked for before the last one is there."""
     writers = [graph.producer[value] for value in parts.values]
@@ -69,7 +72,7 @@ def _changes(
     places = range(len(graph.op) + 1) if order is None else (*order, len(order))
     inner = {graph.name(value): f"{name}/{token}" for token, value in enumerate(parts.values)}
     renamed = [Insertion(name, places[node], (_renamed(graph.node(node), inner),)) for node in writers]
-    taken = Insertion(name, places[before], tuple(_put_together(name, inner, parts.layout, opset)))
+    taken = Insertion(name, places[before], tuple(_put_together(name, inner, parts.layout)))
     # A file that is out of order may stay so.
     moved = tuple((name, node, before) for node in early) if order is None else ()
     return Changes(((name, tuple(sorted(places[node] for node in writers))),), (*renamed, taken), moved)
@@ -80,18 +83,14 @@ def _renamed(node: onnx.NodeProto, names: dict[str, str]) -> onnx.NodeProto:
     return node
 
 
-def _put_together(name: str, inner: dict[str, str], layout: str, opset: int) -> Iterable[onnx.NodeProto]:
+def _put_together(name: str, inner: dict[str, str], layout: str) -> Iterable[onnx.NodeProto]:
     """Nodes that join the tokens along an axis of their own, and those that take each out again."""
     axis, has_axis = _AXES[layout]
     tokens = list(inner.values())
     if not has_axis:
-        given = [f"{name}/axis"] if opset >= 13 else []
-        yield from (_constant(one, np.array([axis], np.int64)) for one in given)
+        yield _constant(f"{name}/axis", np.array([axis], np.int64))
         for token in tokens:
-            row = helper.make_node("Unsqueeze", [token, *given], [f"{token}/row"], f"{token}/row")
-            if not given:
-                row.attribute.append(helper.make_attribute("axes", [axis]))
-            yield row
+            yield helper.make_node("Unsqueeze", [token, f"{name}/axis"], [f"{token}/row"], f"{token}/row")
         tokens = [f"{token}/row" for token in tokens]
     yield helper.make_node("Concat", tokens, [name], name, axis=axis)
     for number, (outer, token) in enumerate(inner.items()):

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from deltafuse.dims import Dim
 from deltafuse.errors import UserError
 from deltafuse.match import Match, NoMatch, Plan, SiteReport
+from deltafuse.opset import LEAST
 from deltafuse.options import FuseOptions
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.sites import Site
@@ -18,6 +19,8 @@ TEXTS.update(
     {
         "batch-one-only": "the site is right for a batch of one only and the batch is to be another, or free; "
         "leave --batch out, or export the model with batch 1",
+        "opset-old": "the file imports opset {opset}, and what is written in the site's place is of opset {least} or "
+        "newer; export the model again with a newer opset",
         "left-out": "left out: {why}; change {option} to take the site",
         "pin-out-of-range": "--pin {symbol}={size}: the unfused graph is the rule for {valid} tokens only, "
         "so nothing can be compared at {size}; pin a size within, or drop --pin and read the note on valid_tokens",
@@ -67,7 +70,7 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
     option = _left_out(options, site)
     if option:
         return SiteReport(site.name, "match", site, None, left_out(option), site.notes, len(site.nodes))
-    plan = _out_of_range(options, site)
+    plan = Reason("opset-old", {"opset": opset, "least": LEAST}) if opset < LEAST else _out_of_range(options, site)
     if plan is None:
         literal = pinned_tokens(options, site.dims.tokens)
         chosen = (options.op, options.allow_bf16_to_fp16, options.pin, literal, options.boundary, options.signature)
