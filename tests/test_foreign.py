@@ -255,7 +255,7 @@ def test_shipped_lowerings_have_names():
         ("", "lacks OPERATORS"),
         ("OPERATORS = ('A',)", "lower"),
         ("OPERATORS = 'A'\ndef lower(node, types): return []", "lacks OPERATORS"),
-        ("import nothing_of_this_name", "cannot be run"),
+        ("import nothing_of_this_name", "cannot be imported"),
     ],
 )
 def test_a_file_that_is_none(tmp_path, text, says):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import cast
 
 import onnx
@@ -16,6 +14,7 @@ from deltafuse.errors import UserError
 from deltafuse.graph import Graph
 from deltafuse.lowering import fused_type
 from deltafuse.shapes import Shapes
+from deltafuse.user_code import run_file
 from deltafuse.wire import scan
 
 __all__ = ["Foreign", "foreign_nodes", "load_lowering", "shipped", "write_lowered"]
@@ -56,7 +55,7 @@ def load_lowering(name: str) -> Foreign:
     if not path.is_file():
         known = ", ".join(shipped())
         raise UserError("bad-lowering", f"there is no file {path}: give the path of a Python file, or one of {known}")
-    module = _run(path)
+    module = run_file(path, "lowering", "bad-lowering")
     operators: object = getattr(module, "OPERATORS", None)
     lower: object = getattr(module, "lower", None)
     if not operators or isinstance(operators, str) or not callable(lower):
@@ -65,18 +64,6 @@ def load_lowering(name: str) -> Foreign:
         raise UserError("bad-lowering", text)
     call = cast("Callable[[onnx.NodeProto, Mapping[str, int]], Sequence[onnx.NodeProto]]", lower)
     return Foreign(name, frozenset(map(str, cast("Sequence[object]", operators))), call)
-
-
-def _run(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"deltafuse_lowering_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError("bad-lowering", f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError("bad-lowering", f"{path} cannot be run: {error}") from error
-    return module
 
 
 def foreign_nodes(graph: Graph) -> Iterator[tuple[int, str]]:

@@ -6,7 +6,6 @@ There are two kinds: a recurrence over query, key, value, g, beta and state (`Pa
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from deltafuse.draws import Array
 from deltafuse.errors import UserError
 from deltafuse.expressions import Expression
 from deltafuse.reasons import TEXTS
+from deltafuse.user_code import run_file
 
 #: What the log decay is one number of: a head and token, a head, token and key channel; or there is no decay.
 Decay = Literal["head", "channel", "none"]
@@ -161,15 +161,10 @@ def families(rules: Sequence[Pattern]) -> tuple[tuple[Pattern, ...], ...]:
 
 
 def _load(path: Path) -> Loaded:
-    spec = importlib.util.spec_from_file_location(f"deltafuse_pattern_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError("bad-pattern", f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        pattern = module.PATTERN
-    except Exception as error:
-        raise UserError("bad-pattern", f"{path} does not define a PATTERN: {error}") from error
+    module = run_file(path, "pattern", "bad-pattern")
+    pattern: object = getattr(module, "PATTERN", None)
+    if pattern is None:
+        raise UserError("bad-pattern", f"{path} does not define a PATTERN: see patterns/gated_delta_rule.py")
     ordinary = isinstance(pattern, Expression)
     missing = [name for name in (_PARTS if ordinary else _MEMBERS) if not hasattr(pattern, name)]
     if missing:

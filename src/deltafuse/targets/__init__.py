@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 from deltafuse.errors import UserError
 from deltafuse.targets.base import Case, Limit, Target, TargetOptions
 from deltafuse.targets.profile import Profile
+from deltafuse.user_code import run_file
 
 __all__ = ["Case", "Limit", "Profile", "Target", "TargetOptions", "get", "names"]
 
@@ -39,25 +39,11 @@ def get(name: str) -> Profile:
     if name in _MODULES:
         return _profile(importlib.import_module(f"deltafuse.targets.{_MODULES[name]}"), name)
     if name.endswith(".py"):
-        return _profile(_load(Path(name)), name)
+        return _profile(run_file(Path(name), "target", "target-file"), name)
     known = ", ".join(names())
     raise UserError(
         "unknown-target", f"there is no target named {name!r}; give one of: {known}, or the path of a .py file"
     )
-
-
-def _load(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UserError("target-file", f"there is no target file {path}; check the path")
-    spec = importlib.util.spec_from_file_location(f"deltafuse_target_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError("target-file", f"{path} cannot be imported; give a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError("target-file", f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _profile(module: ModuleType, name: str) -> Profile:
