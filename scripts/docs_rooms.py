@@ -94,7 +94,7 @@ ROOMS = (
         "targets, files",
         (
             "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*",
-            "carried", "hidden", "memory", "nested_sums", "odd_terms", "reach", "term*", "contractions",
+            "carried", "hidden", "memory", "nested_sums", "odd_terms", "factors", "reach", "term*", "contractions",
             "validity", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
         ),
     ),

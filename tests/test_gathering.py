@@ -156,3 +156,16 @@ def test_a_token_that_the_next_one_depends_on_is_no_part(tmp_path: Path) -> None
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx", target="ort")
     assert report.exit == 0
     assert difference(model, tmp_path / "fused.onnx", report) < SAME
+
+
+def test_a_token_of_another_scale_is_no_part(tmp_path: Path) -> None:
+    model = gated()
+    token = gates(model)[1].input[0]
+    writer = next(node for node in model.graph.node if token in node.output)
+    place = list(model.graph.node).index(writer)
+    writer.output[0] = "unscaled"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1.001, np.float32), "more"))
+    model.graph.node.insert(place + 1, helper.make_node("Mul", ["unscaled", "more"], [token]))
+    report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx", target="ort")
+    assert [site.status for site in report.sites] == ["fused"]
+    assert difference(model, tmp_path / "fused.onnx", report) < SAME

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deltafuse.bench import Binding
-from deltafuse.draws import DRAWS, FAR, LEAPS, Draw
+from deltafuse.draws import CHAIN, DRAWS, FAR, LEAPS, Draw
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.trial import Ahead, Step, Trial
 
@@ -21,8 +21,8 @@ TEXTS.update(
 
 #: Relative, in double; of 235 proofs seen 224 were below 1e-14.
 BAR = 1e-12
-#: The same where a decay leaps: sums of decays lose digits beside it, and another power of it is far larger than that.
-_LEAP_BAR = 1e-8
+#: The same where a decay leaps or tokens are a chain: sums lose digits there, and what is wrong is far larger.
+_FAR_BAR = 1e-8
 #: Sequences that a free batch is tried with: a mask can tell the first, the last and those between.
 BATCH = 4
 
@@ -67,9 +67,20 @@ def leap_fails(trial: Trial, at: Binding) -> Reason | None:
         error, how = ahead.error(step), step.how
         if isinstance(error, Reason):
             return Reason("higher-degree", {"draw": how.name}) if error.code == "overflows" else error
-        if error > _LEAP_BAR:
+        if error > _FAR_BAR:
             return Reason("not-equal", {"draw": how.name, "error": error})
     return None
+
+
+def chain_fails(trial: Trial, at: Binding) -> Reason | None:
+    """A power of what one token takes of another that is missing: where these are small, so is what is missing."""
+    how = CHAIN if "g" in trial.explained.assignment.values else replace(CHAIN, decay=(0.0, 0.0))
+    error = trial.error(at, how, 0)
+    if isinstance(error, Reason) and error.code == "overflows":
+        error = trial.error(at, replace(how, decay=(0.0, 0.0)), 0)
+    if isinstance(error, Reason):
+        return error
+    return Reason("not-equal", {"draw": how.name, "error": error}) if error > _FAR_BAR else None
 
 
 def _error(ahead: Ahead, step: Step, *, full: bool) -> float | Reason | None:

@@ -47,7 +47,7 @@ def gathered(
     if scope.model.opset_imports.get("", 0) < LEAST:
         return None
     for site in found.sites:
-        if not isinstance(site, NoMatch) or site.reason.code != "output-in-parts":
+        if not isinstance(site, NoMatch) or site.reason.code != "output-in-parts" or site.name in file.gathered:
             continue
         for rule in rules:
             known = (scope.model, scope.kinds, scope.shapes, rule, worker, found.candidates[site.name])

@@ -1,9 +1,10 @@
 """Terms of a site that no draw would show.
 
-Draws scale query, key, value, beta and state apart, so that a term of another degree in these shows. Two kinds of terms
-stay out of their reach. The log decay cannot be scaled, so it may be added up only, and then meets the rest as an
-exponential. And a sum of terms that hold none of the operands, such as of ones that are made of data times zero,
-counts tokens: what it makes beyond the sizes that are tried does not show.
+Draws scale query, key, value, beta and state apart, so that a term of another degree in these shows. Three kinds of
+terms stay out of their reach: those with a factor next to nothing (`deltafuse.factors`), and two more. The log decay
+cannot be scaled, so it may be added up only, and then meets the rest as an exponential. And a sum of terms that hold
+none of the operands, such as of ones that are made of data times zero, counts tokens: what it makes beyond the sizes
+that are tried does not show.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 
 from deltafuse.bodies import LOOPS, Body, bodies, has_body
 from deltafuse.constant_numbers import ConstantNumbers
+from deltafuse.factors import Factors, faintest
 from deltafuse.reasons import Reason
 from deltafuse.scope import SHAPES, Scope
 from deltafuse.shape_bodies import engines
-from deltafuse.term_rules import TermRules
+from deltafuse.term_rules import JOINS, PRODUCTS, TermRules
 from deltafuse.terms import Term, together
 from deltafuse.while_loops import is_brief
 
@@ -46,7 +48,8 @@ def find_odd_term(
     terms = dict.fromkeys(roots, Term.OPERAND)
     if decays:
         terms[roots[0]] = Term.LOG
-    return _Search(scope, terms, set(), ConstantNumbers(scope)).search(nodes, norms)
+    numbers = ConstantNumbers(scope)
+    return _Search(scope, terms, set(), numbers, Factors(scope, numbers)).search(nodes, norms)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ class _Search(TermRules):
                 found = Term.UNIT if node in norms else self.made(op, node, inputs)
             if isinstance(found, Reason):
                 return found
+            # What a norm adds to a row's square is part of the norm.
+            sums, products = op in JOINS, op in PRODUCTS
+            far = None if node in norms else self.factors.note(op, node, held, sums=sums, products=products)
+            if far is not None:
+                return far
             terms.update(dict.fromkeys(graph.node_outputs[node], found))
             if self.scope.shapes is None and not self.whole.isdisjoint(held):
                 self.whole.update(graph.node_outputs[node])
@@ -96,6 +104,7 @@ class _Search(TermRules):
                 return inner
             for value, found, result in zip(outputs, kinds, body.graph.outputs[first:], strict=False):
                 found.add(inner.terms.get(result, Term.ZERO if inner.numbers.are_zeros(result) else Term.BARE))
+                self.factors.known[value] = faintest([self.factors.of(value), inner.factors.of(result)])
                 held.update({value} if result in inner.terms else ())
         for value, found in zip(outputs, kinds, strict=True):
             if value not in held:
@@ -116,12 +125,13 @@ class _Search(TermRules):
         noughts = [value for value in body.carried if value not in terms and self.numbers.are_zeros(outer[value])]
         terms.update(dict.fromkeys(noughts, Term.ZERO))
         carried = [(value, after) for value, after in body.carried.items() if body.graph.uncast(after) != value]
+        factors = {value: self.factors.of(around) for value, around in outer.items()}
         while True:
-            inner = _Search(within, dict(terms), set(whole), numbers)
+            inner = _Search(within, dict(terms), set(whole), numbers, Factors(within, numbers, dict(factors)))
             reason = inner.search(range(len(body.graph.op)))
             if reason is not None:
                 return reason
-            before = dict(terms), set(whole)
+            before = dict(terms), set(whole), dict(factors)
             for value, after in carried:
                 if after not in inner.terms:
                     continue
@@ -130,7 +140,8 @@ class _Search(TermRules):
                     return self.reason(node, "decay-degree")
                 terms[value] = kind
                 whole.update({value} if after in inner.whole else ())
-            if (terms, whole) == before:
+                factors[value] = faintest([factors.get(value, frozenset()), inner.factors.of(after)])
+            if (terms, whole, factors) == before:
                 break
         counts = any(terms.get(value, Term.ZERO) > Term.OPERAND for value, _ in carried)
         return self.reason(node, "counts-tokens") if counts and not is_brief(self.scope, node) else inner

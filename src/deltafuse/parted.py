@@ -122,24 +122,41 @@ def _tokens(
         return []
     out, final = run_rule(setting.pattern.recurrence, operands, assignment.preparation())
     single = {**sizes, "T": 1}
-    taken: dict[int, tuple[int, str]] = {}
+    tokens: list[list[_Token]] = [[] for _ in range(sizes["T"])]
     for last, exits in setting.chains.items():
         if last in ran and _is_final(ran[last], final, sizes):
             continue
         arrays = {value: ran[value] for value in exits if value in ran}
         # Nearest to the reader first: what comes behind the token may be part of the rule.
         found = [
-            (token, (value, layout))
+            (token, _Token(value, layout, scale))
             for value, array in arrays.items()
             for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, single)
             for token in range(sizes["T"])
-            if _same(layouts.unpack(array, layout, "BTHV", single)[:, 0], out[:, token])
+            if (scale := _scale(layouts.unpack(array, layout, "BTHV", single)[:, 0], out[:, token]))
         ]
         if not found:
             return []
-        token, where = found[0]
-        taken[token] = where
-    return [taken[token] for token in range(sizes["T"])] if len(taken) == sizes["T"] else []
+        for token, one in found:
+            tokens[token].append(one)
+    for first in tokens[0]:
+        alike = [next(filter(first.goes_with, others), None) for others in tokens]
+        if None not in alike:
+            return [(one.value, one.layout) for one in alike if one is not None]
+    return []
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A value that is a token of the rule's output, times a number."""
+
+    value: int
+    layout: str
+    scale: float
+
+    def goes_with(self, other: _Token) -> bool:
+        """Whether both are of one output."""
+        return abs(self.scale - other.scale) <= _SCREEN * abs(self.scale)
 
 
 def _is_final(array: Array, final: Array, sizes: Mapping[str, int]) -> bool:
@@ -147,11 +164,11 @@ def _is_final(array: Array, final: Array, sizes: Mapping[str, int]) -> bool:
     return any(relative(layouts.unpack(array, layout, "BHKV", sizes), final) < _SCREEN for layout, _ in fits)
 
 
-def _same(found: Array, wanted: Array) -> bool:
-    """Whether two arrays are equal up to a factor."""
+def _scale(found: Array, wanted: Array) -> float:
+    """The factor up to which two arrays are equal, 0 where there is none."""
     power = float((wanted * wanted).sum())
     scale = float((found * wanted).sum()) / power if power and np.isfinite(power) else 0.0
-    return scale != 0.0 and relative(found, wanted * scale) < _SCREEN
+    return scale if scale and relative(found, wanted * scale) < _SCREEN else 0.0
 
 
 def _reader(model: Model, inner: Candidate) -> str:

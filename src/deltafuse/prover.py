@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from deltafuse import region
-from deltafuse.agreement import errors_on, leap_fails
+from deltafuse.agreement import chain_fails, errors_on, leap_fails
 from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
 from deltafuse.counts import smallest_running
@@ -237,9 +237,10 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
         return alone
     if isinstance(errors, Reason):
         return errors
-    leapt = leap_fails(trial, at)
-    if leapt is not None:
-        return leapt
+    far = leap_fails(trial, at)
+    far = chain_fails(trial, at) if far is None else far
+    if far is not None:
+        return far
     proven = replace(trial, binding=at, validity=validity)
     return replace(likely, validity=validity, max_error=max(errors), draws=len(errors), trial=proven)
 

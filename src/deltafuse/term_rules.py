@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deltafuse.constant_numbers import ConstantNumbers
 from deltafuse.contractions import CONTRACTIONS, contracted
+from deltafuse.factors import Factors
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import Scope
 from deltafuse.terms import LOGS, Term, together
@@ -21,12 +22,13 @@ TEXTS.update(
 )
 
 #: Operators that add or put together: the operands that they do it with, all where it says None.
-_JOINS: Mapping[str, tuple[int, ...] | None] = {
+JOINS: Mapping[str, tuple[int, ...] | None] = {
     "Add": None, "Sub": None, "Sum": None, "Mean": None, "Concat": None, "SequenceConstruct": None,
     "SequenceInsert": (0, 1), "Where": (1, 2), "ScatterND": (0, 2), "ScatterElements": (0, 2), "Pad": (0, 2),
 }  # fmt: skip
 _SUMS = frozenset({"ReduceSum", "CumSum"})
-_PRODUCTS = CONTRACTIONS | {"Mul", "Div", "Pow", "Reciprocal"}
+#: Operators that multiply.
+PRODUCTS = CONTRACTIONS | {"Mul", "Div", "Pow", "Reciprocal"}
 #: What the log decay may be multiplied by: whole numbers, so that no difference of two is next to nothing.
 _FACTORS = frozenset(map(float, range(-16, 17)))
 #: An exponential of this or less is zero.
@@ -42,16 +44,18 @@ class TermRules:
         terms: data value -> kind of its terms, as far as they are known.
         whole: in a subgraph, data that has free axes.
         numbers: those in its constants.
+        factors: the smallest of each value.
     """
 
     scope: Scope
     terms: dict[int, Term]
     whole: set[int]
     numbers: ConstantNumbers
+    factors: Factors
 
     def made(self, op: str, node: int, inputs: Sequence[int]) -> Term | Reason:
         """What a node makes of data."""
-        if op in _JOINS:
+        if op in JOINS:
             return self._joined(op, node, inputs)
         kinds = [self.terms[value] for value in inputs if value in self.terms]
         if op == "Exp":
@@ -60,11 +64,11 @@ class TermRules:
             summed = kinds == [Term.LOG] and (op in _SUMS or self._keeps_log(op, node, inputs))
             return Term.LOG if summed else self.reason(node, "decay-degree")
         # One factor that holds an operand is enough, but where a Gemm adds something.
-        if op in _PRODUCTS and min(kinds) <= Term.OPERAND and (op != "Gemm" or len(inputs) < 3):
+        if op in PRODUCTS and min(kinds) <= Term.OPERAND and (op != "Gemm" or len(inputs) < 3):
             return min(kinds)
-        if op == "Neg" or (op not in _PRODUCTS and op != "Inverse" and max(kinds) <= Term.OPERAND):
+        if op == "Neg" or (op not in PRODUCTS and op != "Inverse" and max(kinds) <= Term.OPERAND):
             return max(kinds)
-        if op not in _PRODUCTS - CONTRACTIONS and self._is_count(op, node, kinds):
+        if op not in PRODUCTS - CONTRACTIONS and self._is_count(op, node, kinds):
             return self.reason(node, "counts-tokens")
         return Term.UNIT if kinds == [Term.UNIT] and op in ("Mul", "Div") else Term.BARE
 
@@ -78,7 +82,7 @@ class TermRules:
         if op == "Neg":
             return True
         others = [value for value in inputs if value not in self.terms]
-        if op not in _PRODUCTS or len(others) != 1 or op == "Pow" or (op == "Div" and inputs[1] in self.terms):
+        if op not in PRODUCTS or len(others) != 1 or op == "Pow" or (op == "Div" and inputs[1] in self.terms):
             return False
         numbers, alpha = self.numbers.of(others[0]), self.scope.graph.attributes(node).get("alpha")
         if numbers is None or (alpha is not None and alpha.f != 1.0):
@@ -86,7 +90,7 @@ class TermRules:
         return numbers <= (_FACTORS if op != "Div" else {-1.0, 1.0})
 
     def _joined(self, op: str, node: int, inputs: Sequence[int]) -> Term | Reason:
-        places = _JOINS[op]
+        places = JOINS[op]
         chosen = inputs if places is None else [inputs[place] for place in places if place < len(inputs)]
         parts = [value for value in chosen if value]
         kinds = {self.terms[value] for value in parts if value in self.terms}
