@@ -53,8 +53,9 @@ class Draw:
         leap: the log decay of the tokens of each head, this and its negative in turn, 0 for none. A power of it that
             the rule does not have grows or falls faster than the rule does.
         fresh: let the state start at zero and only the first tokens leap: the rule does not feel it.
-        chained: let each token take back all that the one before has written, and little of what came earlier: then a
-            product over all tokens of a chunk is as large as any single one. `beta` is a factor on what does so.
+        chained: let all keys and queries be of one direction, and each token take back all that the one before has
+            written, but little of what came earlier: then a product over all tokens of a chunk is as large as any
+            single one, and so is a power of a cosine. `beta` is a factor on what is taken back.
     """
 
     name: str
@@ -110,10 +111,9 @@ LEAPS = (
     Draw("tokens that fall and grow in turn", _MILD, 0.0, 1.0, (0.05, 0.95), 1.0, lasting=True, leap=-_LEAP),
 )
 
-#: Every site is proven on this at a whole chunk: the last power of an inverse that is a series shows in no other draw.
+#: Every site is proven on this at a whole chunk: the last power of an inverse that is a series shows in no other draw,
+#: nor does a high power of what is less than one in all of them.
 CHAIN = Draw("each token takes back the one before", (-2.5, -1.5), 0.0, 1.0, (0.9, 1.1), 30.0, chained=True)
-#: The cosine of the angle between a key of it and the next one.
-_LINK = 0.5
 
 #: Normal numbers of one draw, more than a head has; a prime, so that no two rows, heads or sequences begin at the same.
 _ROUND = 262_139
@@ -148,13 +148,17 @@ def draw(how: Draw, sizes: dict[str, int], seed: int, *, normed: bool, channels:
         leaps = how.leap * _in_turn(t, h)
         g[:] = leaps[..., None] if channels else leaps
     if how.chained:
-        beta *= np.exp(-(g.mean(axis=-1) if channels else g)) / _LINK
+        beta *= np.exp(-(g.mean(axis=-1) if channels else g))
     if how.surge:
         beta = np.ldexp(beta, how.surge * (surging(t, h) == np.arange(t)[:, None]))
+    query, query_norms = _unit(normal(rng, (b, t, n, k))), norm * rng.uniform(0.5, 1.5, (b, t, n, 1))
+    key = _unit(_correlated(rng, (b, t, n, k), how.memory))
+    key_norms = norm * rng.uniform(0.5, 1.5, (b, t, n, 1)) if normed else 1.0
+    if how.chained:
+        query[:] = key[:] = key[:1, :1, :1]
     return Operands(
-        query=_unit(normal(rng, (b, t, n, k))) * norm * rng.uniform(0.5, 1.5, (b, t, n, 1)),
-        key=(_linked(rng, (b, t, n, k)) if how.chained else _unit(_correlated(rng, (b, t, n, k), how.memory)))
-        * (norm * rng.uniform(0.5, 1.5, (b, t, n, 1)) if normed else 1.0),
+        query=query * query_norms,
+        key=key * key_norms,
         value=normal(rng, (b, t, h, v)) * how.scale,
         g=g,
         beta=beta,
@@ -188,16 +192,6 @@ def _correlated(rng: np.random.Generator, shape: tuple[int, int, int, int], memo
     for t in range(1, shape[1]):
         steps[:, t] = memory * steps[:, t - 1] + np.sqrt(1 - memory**2) * steps[:, t]
     return steps
-
-
-def _linked(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> Array:
-    """Unit keys, each at the same angle to the one before in all heads."""
-    keys = _unit(normal(rng, shape))
-    for t in range(1, shape[1]):
-        last = keys[:, t - 1]
-        across = keys[:, t] - (keys[:, t] * last).sum(axis=-1, keepdims=True) * last
-        keys[:, t] = _LINK * last + np.sqrt(1 - _LINK**2) * _unit(across) if shape[3] > 1 else last
-    return keys
 
 
 def _unit(x: Array) -> Array:
