@@ -10,7 +10,7 @@ from deltafuse.errors import UserError
 from deltafuse.folder_tree import check_output_folder, staged
 from deltafuse.options import SilentProgress
 from exports import export
-from folders import contents, copy, edit, export_folder
+from folders import DEMO, contents, copy, edit, export_folder, external
 
 CUSTOM = {"prefill": b"ChunkGatedDeltaRule", "decode": b"RecurrentGatedDeltaRule"}
 
@@ -195,6 +195,20 @@ def change_dtype(model):
         node.input[:] = ["past_conv_states_single" if name == "past_conv_states" else name for name in node.input]
     cast = onnx.helper.make_node("Cast", ["past_conv_states"], ["past_conv_states_single"], to=1)
     model.graph.node.insert(first, cast)
+
+
+def test_models_without_a_partner_of_their_own_are_noted(fuse, tmp_path):
+    source = tmp_path / "in"
+    for part, names in {"prefill": "xy", "decode": "uv"}.items():
+        for name in names:
+            external(DEMO / f"{part}.onnx", source / f"{part}_{name}/model.onnx")
+    done = fuse("inspect", source)
+    notes = [line for line in done.out.splitlines() if line.startswith("note: ")]
+    fits = "its states fit decode_u/model.onnx, decode_v/model.onnx alike"
+    assert [note.partition(";")[0] for note in notes] == [
+        f"note: prefill_{name}/model.onnx has no partner of its own: {fits}" for name in "xy"
+    ]
+    assert (done.exit, "states fit" in done.out.replace(fits, "")) == (0, False)
 
 
 def test_states_that_do_not_fit_are_named(fuse, exported, tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from onnx import TensorProto
 
-from deltafuse.folder_pairs import Interface, Tensor, interface, pairs, with_pins
+from deltafuse.folder_pairing import paired
+from deltafuse.folder_pairs import Interface, Tensor, interface, with_pins
 from deltafuse.match import Pinned
 from deltafuse.wire import scan
 from exports import export
@@ -24,6 +25,13 @@ def model(inputs=(), outputs=()):
         }
 
     return Interface(tensors(inputs), tensors(outputs), frozenset())
+
+
+def pairs(models):
+    """The pairs, where every model that hands a state on has its partner."""
+    found = paired(models)
+    assert found.alone == ()
+    return found.pairs
 
 
 def joined(prefill, decode):
@@ -101,6 +109,87 @@ def test_both_in_one_folder():
     prefill, decode = model({}, {"present_x": (1,)}), model({"past_x": (1,)}, {"present_x": (1,)})
     assert len(pairs({"prefill.onnx": prefill, "decode.onnx": decode})) == 1
     assert pairs({"decode.onnx": decode}) == ()
+
+
+def of(size, dtype=FLOAT):
+    """A prefill and a decode whose state has this size."""
+    state = (dtype, (1, size))
+    return model({}, {"present_x": state}), model({"past_x": state}, {"present_x": state})
+
+
+def folder(**sizes):
+    """A folder of models: name, with ``__`` for a folder -> size of the state; decodes are told by name."""
+    return {f"{name.replace('__', '/')}.onnx": of(size)["decode" in name] for name, size in sizes.items()}
+
+
+def told(models):
+    found = paired(models)
+    return {(pair.prefill.removesuffix(".onnx"), pair.decode.removesuffix(".onnx")) for pair in found.pairs}, [
+        (reason.code, reason.args["model"].removesuffix(".onnx")) for reason in found.alone
+    ]
+
+
+BELONGING = [
+    # The same name but for the part that says which of the two it is, wherever that stands.
+    ({"qwen_prefill_a": 4, "qwen_prefill_b": 4, "qwen_decode_a": 4, "qwen_decode_b": 4},
+     {("qwen_prefill_a", "qwen_decode_a"), ("qwen_prefill_b", "qwen_decode_b")}),
+    ({"prefill__a": 4, "prefill__b": 4, "decode__a": 4, "decode__b": 4},
+     {("prefill/a", "decode/a"), ("prefill/b", "decode/b")}),
+    ({"a_prefill__m": 4, "b_prefill__m": 4, "a_decode__m": 4, "b_decode__m": 4},
+     {("a_prefill/m", "a_decode/m"), ("b_prefill/m", "b_decode/m")}),
+    ({"PrefillA": 4, "PrefillB": 4, "decodeA": 4, "decodeB": 4}, {("PrefillA", "decodeA"), ("PrefillB", "decodeB")}),
+    ({"prefill32": 4, "prefill64": 4, "decode32": 4, "decode64": 4},
+     {("prefill32", "decode32"), ("prefill64", "decode64")}),
+    # Names that say nothing: the states do.
+    ({"prefill_x": 4, "prefill_y": 8, "decode_u": 8, "decode_v": 4},
+     {("prefill_x", "decode_v"), ("prefill_y", "decode_u")}),
+    # Several lengths of the one beside a single other one.
+    ({"prefill_32": 4, "prefill_128": 4, "decode": 4}, {("prefill_32", "decode"), ("prefill_128", "decode")}),
+    ({"prefill": 4, "prefill_128": 4, "decode": 4}, {("prefill", "decode"), ("prefill_128", "decode")}),
+    ({"prefill": 4, "decode_1": 4, "decode_4": 4}, {("prefill", "decode_1"), ("prefill", "decode_4")}),
+    ({"prefill": 4, "decode": 4, "decode_4": 4}, {("prefill", "decode"), ("prefill", "decode_4")}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "wanted"), BELONGING)
+def test_several_of_each_are_joined_by_what_belongs_together(sizes, wanted):
+    assert told(folder(**sizes)) == (wanted, [])
+
+
+def test_names_that_belong_together_are_compared_though_others_fit():
+    found = paired(folder(prefill_a=4, prefill_b=8, decode_a=8, decode_b=4))
+    assert {(pair.prefill, pair.decode): codes(pair) for pair in found.pairs} == {
+        ("prefill_a.onnx", "decode_a.onnx"): ["pair-shape"],
+        ("prefill_b.onnx", "decode_b.onnx"): ["pair-shape"],
+    }
+
+
+@pytest.mark.parametrize("sizes", [{"prefill_32": 4, "prefill_128": 8, "decode": 6}, {"prefill": 4, "decode_1": 6,
+                                                                                     "decode_4": 8}])  # fmt: skip
+def test_where_none_fits_the_only_partner_is_compared(sizes):
+    assert [codes(pair) for pair in pairs(folder(**sizes))] == [["pair-shape"], ["pair-shape"]]
+
+
+def test_each_that_fits_several_alike_is_told_in_one_sentence():
+    models = folder(prefill_x=4, prefill_y=4, prefill_z=4, decode_1=4, decode_2=4, decode_3=4, decode_4=4)
+    found, alone = told(models)
+    assert (found, alone) == (set(), [("pair-unsure", f"prefill_{name}") for name in "xyz"])
+    text = paired(models).alone[0].text
+    assert text.startswith("prefill_x.onnx has no partner of its own: its states fit decode_1.onnx, decode_2.onnx, ")
+    assert "decode_3.onnx and 1 more alike; give the two of a pair a folder of their own" in text
+
+
+def test_one_that_fits_none_of_several_is_told_in_one_sentence():
+    models = folder(prefill_a=4, prefill_b=8, decode_b=8, decode_c=6)
+    assert told(models) == ({("prefill_b", "decode_b")}, [("pair-none", "prefill_a")])
+    text = paired(models).alone[0].text
+    assert text.startswith("prefill_a.onnx has no partner among decode_b.onnx, decode_c.onnx: prefill_a.onnx gives ")
+    assert "present_x as [1, 4] and decode_b.onnx takes past_x as [1, 8]: axis 1 differs; export" in text
+
+
+def test_a_decode_that_no_sentence_names_has_one_of_its_own():
+    models = folder(prefill_a=4, decode_a=4, decode_b=8)
+    assert told(models) == ({("prefill_a", "decode_a")}, [("pair-none", "decode_b")])
 
 
 def test_what_files_declare():

@@ -203,8 +203,30 @@ def test_a_function_that_calls_itself_is_told(functions: Mapping[str, str], code
     assert error.value.code == code
 
 
-def test_a_function_under_the_name_of_an_operator_is_told(tmp_path: Path) -> None:
-    text = graphs.STEP + '\n<domain: "", opset_import: ["" : 17]> Mul (a, b) => (y) { y = Add(a, b) }'
+HIDING = [
+    ("", "Mul", "which is the name of an operator of ai.onnx"),
+    ("ai.onnx", "Mul", "which is the name of an operator of ai.onnx"),
+    ("ai.onnx.ml", "Scaler", "which is the name of an operator of ai.onnx.ml"),
+    ("com.microsoft", "FusedMatMul", "in the domain com.microsoft, whose operators onnxruntime defines"),
+    ("com.microsoft", "MatMulNBits", "in the domain com.microsoft, whose operators onnxruntime defines"),
+    ("com.microsoft.nchwc", "Conv", "in the domain com.microsoft.nchwc, whose operators onnxruntime defines"),
+]
+
+
+@pytest.mark.parametrize(("domain", "name", "why"), HIDING)
+def test_a_function_under_the_name_of_an_operator_is_told(domain: str, name: str, why: str, tmp_path: Path) -> None:
+    body = f'\n<domain: "{domain}", opset_import: ["" : 17]> {name} (a, b) => (y) {{ y = Add(a, b) }}'
     with pytest.raises(UserError, match="give it another name or domain") as error:
-        graphs.fuse(graphs.save(graphs.parse(text), tmp_path))
+        graphs.fuse(graphs.save(graphs.parse(graphs.STEP + body), tmp_path))
     assert error.value.code == "function-hides-operator"
+    assert f"the model defines a function {name}" in str(error.value)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("domain", ["local", "pkg.onnxscript.torch_lib", "ai.onnxruntime._fusion", "com.example"])
+def test_an_operator_s_name_in_another_domain_is_a_function_s_own(domain: str, tmp_path: Path) -> None:
+    text = graphs.STEP.replace('["" : 17]', f'["" : 17, "{domain}" : 1]')
+    text = text.replace("missing = Sub(v0, known)", f"missing = {domain}.FusedMatMul(v0, known)")
+    text += f'\n<domain: "{domain}", opset_import: ["" : 17]> FusedMatMul (a, b) => (y) {{ y = Sub(a, b) }}'
+    report = graphs.fuse(graphs.save(graphs.parse(text), tmp_path))
+    assert (report.exit, graphs.codes(report)) == (0, [""])

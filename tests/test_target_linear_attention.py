@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from deltafuse import targets
 from deltafuse.fused import kernel, lower_all
+from deltafuse.lint import lint
 from deltafuse.match import Plan
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.pipeline import fuse as fuse_model
@@ -20,7 +21,7 @@ from deltafuse.reasons import Reason
 from deltafuse.rollback import rollback
 from deltafuse.targets import TargetOptions
 from deltafuse.verify import verify
-from exports import Export, exports
+from exports import Export, export, exports
 from hand_match import BF16, FLOAT, HALF, Site, arrange, arrays, l2norm, match, recurrence
 from tolerances import TOLERANCES, assert_close, cosine, nrmse
 
@@ -93,6 +94,40 @@ def test_grouped_value_heads(name):
     reason = targets.get(name).plan(match(Site(key_heads=3, value_heads=4)), TargetOptions())
     assert isinstance(reason, Reason)
     assert reason.code == "head-ratio"
+
+
+@pytest.mark.parametrize("boundary", ["bf16", "fp16"])
+@pytest.mark.parametrize("norm", [None, l2norm(FLOAT)], ids=["plain", "norm"])
+def test_heads_are_repeated_in_the_type_of_the_model(norm, boundary):
+    plan = planned("onnx", Site(norm=norm), boundary=boundary)
+    writer = {node.output[0]: node for node in plan.nodes}
+    for operand in attention(plan).input[:2]:
+        ops = []
+        while operand in writer:
+            ops.append(writer[operand].op_type)
+            operand = writer[operand].input[0]
+        assert ops[:4] == ["Cast", "Reshape", "Expand", "Reshape"]
+        assert ops.count("Cast") == 1
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_a_zero_state_is_spread_before_it_is_cast(batch):
+    plan = planned("onnx", Site(batch=batch, state_layout=None, dtype=FLOAT, state_dtype=HALF))
+    writer = {node.output[0]: node for node in plan.nodes}
+    cast = writer[attention(plan).input[3]]
+    assert [cast.op_type, writer[cast.input[0]].op_type] == ["Cast", "Expand"]
+
+
+@pytest.mark.parametrize("name", ["rec_ts17_nonorm", "rec_dy20_dynB", "chunk_dy20_dynB"])
+def test_grouped_heads_at_bfloat16_are_verified_and_without_fault(name, tmp_path):
+    source, output = export(name).path, tmp_path / "fused.onnx"
+    assert fuse_model(FuseOptions(source, output, target="onnx", boundary="bf16"), SilentProgress()).exit == 0
+    assert {"Expand", "LinearAttention"} <= {node.op_type for node in onnx.load(output).graph.node}
+    report = verify(source, output, level="site")
+    assert (report.exit, [site.verdict for site in report.sites]) == (0, ["equal"])
+    assert lint(output).findings == ()
+    rollback(output, tmp_path / "back.onnx")
+    assert (tmp_path / "back.onnx").read_bytes() == source.read_bytes()
 
 
 @pytest.mark.parametrize("name", TARGETS)

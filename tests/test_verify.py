@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -367,6 +368,51 @@ def test_another_local_function(patched):
         model.opset_import.append(helper.make_opsetid("local", 1))
 
     assert codes(patched("rec_ts17_nonorm", change)) == {"changed-functions"}
+
+
+def test_a_file_that_was_not_made_from_the_other(fused, fuse):
+    (unfused, _), (source, output) = fused("rec_ts17_nonorm"), fused("full_decode_ts17")
+    report = verify(unfused, output)
+    assert (report.exit, report.unrelated, report.network) == (5, report.findings[0], None)
+    assert report.skipped == report.unrelated
+    text = report.findings[0].text
+    assert text.startswith(f"{output} was not made from {unfused}: ")
+    assert "0 of 6 graph inputs and 0 of 4 graph outputs are the same in both" in text
+    assert f"its record is of another file (sha256 {sha256(source.read_bytes()).hexdigest()}); give the file" in text
+    done = fuse("verify", unfused, output)
+    assert done.exit == 5
+    assert done.out.startswith("unrelated-files: ")
+    lines = done.out.splitlines()
+    assert lines[-1] == f"what follows from that is in --json: {len(report.findings) - 1} findings"
+    assert "changed-" not in done.out
+    listed = fuse("verify", unfused, output, "--json").document["findings"]
+    assert [found["code"] for found in listed] == [found.code for found in report.findings]
+    assert {"unrelated-files", "changed-inputs", "changed-source"} <= {found["code"] for found in listed}
+
+
+def test_two_unfused_files_of_different_models(fused):
+    (unfused, _), (other, _) = fused("rec_ts17_nonorm"), fused("full_decode_ts17")
+    report = verify(unfused, other, level="site")
+    assert (report.exit, report.findings[0].code) == (5, "unrelated-files")
+    assert "sha256" not in report.findings[0].text
+
+
+def test_another_graph_of_the_same_model_is_told_by_its_record(fused):
+    (unfused, _), (_, output) = fused("full_decode_ts17"), fused("full_prefill_ts17")
+    assert verify(unfused, output, level="site").findings[0].code == "unrelated-files"
+
+
+def test_an_edited_file_is_still_of_the_file_in_its_record(patched):
+    def change(graph):
+        for node in graph.node:
+            node.input[:] = [name and f"{name}/renamed" for name in node.input]
+            node.output[:] = [name and f"{name}/renamed" for name in node.output]
+        for value in (*graph.input, *graph.output, *graph.initializer):
+            value.name += "/renamed"
+
+    report = patched("full_decode_ts17", change)
+    assert (report.exit, report.unrelated) == (5, None)
+    assert "changed-inputs" in codes(report)
 
 
 def test_a_site_that_nothing_reads(patched):

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import graphs
+import loops
 
 MODEL = Path(__file__).parent / "zoo/loop_while.onnx"
 
@@ -81,3 +82,52 @@ def test_a_condition_of_another_kind_may_end_it_early(tmp_path: Path) -> None:
     exit_code, codes = outcome(model, tmp_path)
     assert exit_code == 3
     assert codes[0] in ("early-exit", "cut-does-not-run", "not-the-rule")
+
+
+#: Element types of ONNX text that count to any number of tokens, and those that do not.
+EXACT, SHORT = ("int64", "int32"), ("float16", "float", "double", "int16", "int8")
+COUNT = "t9 = Add(t, t_one)"
+READ = ("Gather<axis = 1>(value, i)", "Gather<axis = 1>(value, t)")
+#: A factor that is one as long as the counter is not below zero.
+ABOVE = (
+    "delta = Mul(missing, b1)",
+    "plain = Mul(missing, b1)\n    low = Less(t, t_zero)\n    high = Not(low)\n    factor = Cast<to = 1>(high)\n"
+    "    delta = Mul(plain, factor)",
+)
+
+
+def counting(carried: str, *edits: tuple[str, str], made: str = COUNT) -> onnx.ModelProto:
+    """`loops.LOOP` with a carried counter of some type."""
+    return loops.loop(
+        ("int64 one = {1}>", f"int64 one = {{1}}, {carried} t0 = {{0}}>"),
+        ("final_state, outs = Loop(trips, yes, state)", "final_state, last_t, outs = Loop(trips, yes, state, t0)"),
+        ("float[b,h,d,e] s)", f"float[b,h,d,e] s, {carried} t)"),
+        (
+            "float[b,h,d,e] s9, float[b,h,e] o)",
+            f"float[b,h,d,e] s9, {carried} t9, float[b,h,e] o) <{carried} t_one = {{1}}, {carried} t_zero = {{0}}>",
+        ),
+        ("c2 = Identity(c)", f"c2 = Identity(c)\n    {made}"),
+        *edits,
+    )
+
+
+@pytest.mark.parametrize("carried", EXACT)
+@pytest.mark.parametrize("edit", [READ, ABOVE], ids=["read", "above"])
+def test_a_carried_counter_of_whole_numbers_is_a_position(carried: str, edit: tuple[str, str], tmp_path: Path) -> None:
+    assert outcome(counting(carried, edit), tmp_path) == (0, [""])
+
+
+@pytest.mark.parametrize("carried", SHORT)
+def test_a_carried_counter_that_stops_counting_is_none(carried: str, tmp_path: Path) -> None:
+    assert outcome(counting(carried, ABOVE), tmp_path) == (3, ["position-gate"])
+
+
+@pytest.mark.parametrize("narrow", [10, 1, 3])
+def test_a_counter_that_is_rounded_on_its_way_is_none(narrow: int, tmp_path: Path) -> None:
+    made = f"more = Add(t, t_one)\n    short = Cast<to = {narrow}>(more)\n    t9 = Cast<to = 7>(short)"
+    assert outcome(counting("int64", READ, made=made), tmp_path) == (3, ["position-gate"])
+
+
+def test_a_counter_between_whole_types_is_a_position(tmp_path: Path) -> None:
+    made = "more = Add(t, t_one)\n    short = Cast<to = 6>(more)\n    t9 = Cast<to = 7>(short)"
+    assert outcome(counting("int64", READ, made=made), tmp_path) == (0, [""])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
 from deltafuse.classes import Kind, classify_scope
 from deltafuse.errors import UserError
 from deltafuse.graph import Graph
@@ -13,6 +15,8 @@ from deltafuse.wire import Model, scan_body, scan_function
 #: Operators whose subgraphs are looked into.
 CONTROL = frozenset({"Loop", "Scan", "If"})
 LOOPS = frozenset({"Loop", "Scan"})
+#: Types that a counter is exact in, however many steps it counts.
+_COUNTERS = frozenset({TensorProto.INT32, TensorProto.INT64})
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,22 @@ def body_attributes(graph: Graph, node: int) -> Iterator[tuple[str, tuple[int, i
 
 
 def _counts(graph: Graph, value: int, after: int) -> bool:
-    """Whether a carried value grows by a constant in each step: a counter that is written out."""
+    """Whether a carried value grows by a constant in each step: a counter that is written out.
+
+    It is a whole number of 32 bits or more all the way: a narrower type runs over, and a float stays where it is once
+    the next number is one that it has not.
+    """
     while (node := graph.producer[after]) >= 0 and graph.standard[node] in ("Identity", "Cast"):
+        to = graph.attributes(node).get("to")
+        if graph.standard[node] == "Cast" and (to is None or to.i not in _COUNTERS):
+            return False
         after = graph.node_inputs[node][0]
     if node < 0 or graph.standard[node] != "Add" or value not in graph.node_inputs[node]:
         return False
     (step,) = [other for other in graph.node_inputs[node] if other != value] or [value]
     source = graph.producer[step]
-    return step in graph.initializers or (source >= 0 and graph.standard[source] == "Constant")
+    head = graph.initializers.get(step) or (graph.constant_head(source) if source >= 0 else None)
+    return head is not None and head.dtype in _COUNTERS
 
 
 def _called(scope: Model, graph: Graph, kinds: bytearray, node: int) -> Body:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from deltafuse import outcome, pipeline
 from deltafuse.errors import UserError
-from deltafuse.folder_pairs import Interface, Pair, interface, pairs, with_pins
+from deltafuse.folder_pairing import Pairing, paired
+from deltafuse.folder_pairs import Interface, Pair, interface, with_pins
 from deltafuse.folder_tree import Stage, Tree, copy_rest, named, place, read_tree, staged
 from deltafuse.match import FuseReport
 from deltafuse.options import FuseOptions, Progress
@@ -51,6 +52,7 @@ class FolderReport:
     Attributes:
         source, output: the folders; the output is None where nothing was written.
         pairs: each decode and its prefill, and whether the states fit.
+        notes: a prefill or decode without a partner, and why nothing was written where something could be.
         copied: files that were taken over byte for byte.
         seconds: all in all.
     """
@@ -95,8 +97,9 @@ def fuse_folder(options: FuseOptions, progress: Progress) -> FolderReport:
 def inspect_folder(options: FuseOptions, progress: Progress) -> FolderReport:
     """Shows the sites of all models below a folder, and writes nothing but what ``extract`` asks for."""
     begin, tree = time.perf_counter(), read_tree(options.model)
-    report = _report(options, tree, _run_all(options, progress, tree, None, pipeline.inspect))
-    return replace(_unwritten(report), notes=(), seconds=time.perf_counter() - begin)
+    found = _run_all(options, progress, tree, None, pipeline.inspect)
+    report = _report(replace(options, dry_run=True), tree, found)
+    return replace(_unwritten(report), seconds=time.perf_counter() - begin)
 
 
 def _run_all(
@@ -146,14 +149,14 @@ def _run(options: FuseOptions, progress: Progress, run: Run) -> FuseReport:
 
 def _report(options: FuseOptions, tree: Tree, found: dict[str, tuple[FuseReport, Interface]]) -> FolderReport:
     """What the models come to together."""
-    joined = pairs({name: seen for name, (_, seen) in found.items()})
+    joined = paired({name: seen for name, (_, seen) in found.items()})
     exits = [report.exit for report, _ in found.values()]
     code = 3 if 4 not in exits else 4
     if 0 in exits and (options.keep_going or code == 3):
-        code = 4 if any(pair.differences for pair in joined) and not options.keep_going else 0
+        code = 4 if any(pair.differences for pair in joined.pairs) and not options.keep_going else 0
     entries = tuple(Entry(name, _outcome(report), report) for name, (report, _) in found.items())
-    notes = _notes(options, entries, joined)
-    return FolderReport(str(tree.root), None, options.target, entries, joined, (), notes, 0.0, code)
+    notes = (*(reason.text for reason in joined.alone), *_notes(options, entries, joined))
+    return FolderReport(str(tree.root), None, options.target, entries, joined.pairs, (), notes, 0.0, code)
 
 
 def _outcome(report: FuseReport) -> str:
@@ -165,14 +168,14 @@ def _outcome(report: FuseReport) -> str:
     return "near-miss" if "near-miss" in statuses else "left out" if statuses else "no site"
 
 
-def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: tuple[Pair, ...]) -> tuple[str, ...]:
+def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: Pairing) -> tuple[str, ...]:
     """Why nothing is written where something could be."""
     fine = [entry.name for entry in entries if entry.outcome == "match"]
     if not fine or options.keep_going or options.dry_run:
         return ()
     refused = [entry.name for entry in entries if entry.outcome == "refused"]
     what = f"{', '.join(refused)} cannot be fused" if refused else "the states do not fit"
-    if not refused and not any(pair.differences for pair in joined):
+    if not refused and not any(pair.differences for pair in joined.pairs):
         return ()
     return (f"nothing was written: {what}; give --keep-going to write {', '.join(fine)} all the same",)
 

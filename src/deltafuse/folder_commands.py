@@ -17,7 +17,7 @@ from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, reason_document, write
 from deltafuse.tables import console, sentences, table
 from deltafuse.tables_pins import pinned_symbols
-from deltafuse.tables_verify import verify_summary
+from deltafuse.tables_verify import unrelated_text, verify_summary
 from deltafuse.verify import Settings, VerifyReport, check
 from deltafuse.verify_bars import Overrides
 
@@ -209,6 +209,9 @@ def _print_verify(report: FolderVerify) -> None:
     screen.print(table(("model", "outcome", "verdict"), [_compared_row(one) for one in report.models]))
     for one in report.models:
         if one.report is None:
+            continue
+        if one.report.unrelated is not None:
+            screen.print(f"{one.name}: {unrelated_text(one.report.unrelated, len(one.report.findings) - 1)}")
             continue
         reasons = [(site.name, site.reason) for site in one.report.sites if site.reason is not None]
         wrong = [found for node in one.report.structure for found in node.findings]

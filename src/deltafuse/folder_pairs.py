@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonpath
-from pathlib import PurePosixPath
 
 from onnx import TensorProto
 
@@ -109,21 +107,20 @@ def with_pins(model: Interface, pinned: Sequence[Pinned]) -> Interface:
     return Interface(after(model.inputs), after(model.outputs), model.symbols)
 
 
-def pairs(models: Mapping[str, Interface]) -> tuple[Pair, ...]:
-    """Every decode with the prefills nearest to it.
+def candidates(models: Mapping[str, Interface]) -> tuple[Pair, ...]:
+    """Every prefill with every decode that takes a state which the prefill gives.
 
     Args:
         models: path below the folder -> interface.
     """
-    found: list[Pair] = []
-    for decode, taken in models.items():
-        if not _taken(taken):
-            continue
-        states = {name: tuple(_states(name, given, decode, taken)) for name, given in models.items() if name != decode}
-        states = {name: these for name, these in states.items() if any(one.output and one.input for one in these)}
-        near = {name: len(PurePosixPath(commonpath([f"/{name}", f"/{decode}"])).parts) for name in states}
-        found += [Pair(name, decode, states[name]) for name in states if near[name] == max(near.values())]
-    return tuple(found)
+    found = (
+        Pair(prefill, decode, tuple(_states(prefill, given, decode, taken)))
+        for decode, taken in models.items()
+        if _taken(taken)
+        for prefill, given in models.items()
+        if prefill != decode
+    )
+    return tuple(pair for pair in found if any(state.output and state.input for state in pair.states))
 
 
 def _dim(text: str, number: int) -> int | str:

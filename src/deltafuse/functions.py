@@ -12,19 +12,27 @@ from deltafuse.errors import UserError
 __all__ = ["bound_nodes", "check_names", "plain_domain", "without_references"]
 
 
+#: Domains that onnxruntime defines operators in, more of them with each release; a model has no functions there.
+_RUNTIME = frozenset({"com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"})
+
+
 def check_names(functions: Iterable[FunctionProto]) -> None:
     """Looks for functions that have no one meaning.
 
     Raises:
-        UserError: ``function-hides-operator``: one has the name of an operator of ai.onnx, and some runtimes take the
-            one, some the other.
+        UserError: ``function-hides-operator``: one has the name of an operator of ONNX, or lies in a domain of
+            onnxruntime, and some runtimes take the one, some the other.
     """
     for function in functions:
-        if not plain_domain(function.domain) and onnx.defs.has(function.name):
-            name = function.name
-            text = f"the model defines a function {name}, which is the name of an operator of ai.onnx: runtimes differ"
-            text += " in which of them they take; give it another name or domain"
-            raise UserError("function-hides-operator", text)
+        domain, name = plain_domain(function.domain), function.name
+        if domain in _RUNTIME:
+            what = f"a function {name} in the domain {domain}, whose operators onnxruntime defines"
+        elif onnx.defs.has(name, domain):
+            what = f"a function {name}, which is the name of an operator of {domain or 'ai.onnx'}"
+        else:
+            continue
+        text = f"the model defines {what}: runtimes differ in which of them they take; give it another name or domain"
+        raise UserError("function-hides-operator", text)
 
 
 def bound_nodes(function: FunctionProto, call: NodeProto) -> list[NodeProto]:

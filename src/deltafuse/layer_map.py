@@ -10,17 +10,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from deltafuse.anchors import contracts_data
-from deltafuse.classes import Kind
 from deltafuse.evidence import Evidence
 from deltafuse.finder import layer_of
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.match import Match, SiteReport
+from deltafuse.softmax import weighs_values
 
-#: Steps from a Softmax to the contraction with the values: a cast, a dropout, a transpose, a reshape.
-_STEPS = 6
 _NUMBER = re.compile(r"(.*\.)(\d+)")
 
 
@@ -65,20 +62,9 @@ def _attention(graph: Graph, kinds: bytearray, inside: set[int]) -> Iterator[tup
     """Full attention, one for each node that it is known by."""
     named = {op for op in set(graph.op) if op.endswith("Attention") and op != LINEAR_ATTENTION}
     for node in graph.nodes_with({"Softmax", *named}):
-        if graph.op[node] in named or (node not in inside and _weighs_values(graph, kinds, node)):
+        if graph.op[node] in named or (node not in inside and weighs_values(graph, kinds, node)):
             what = f"{graph.op[node]} {graph.label(node)}"
             yield node, Layer(layer_of(graph, node) or graph.label(node), "full", what=what)
-
-
-def _weighs_values(graph: Graph, kinds: bytearray, softmax: int) -> bool:
-    """Whether data is contracted with a Softmax's result, as attention's values are."""
-    values = set(graph.node_outputs[softmax])
-    for _ in range(_STEPS):
-        readers = {node for value in values for node in graph.consumers[value]}
-        if any(contracts_data(graph, kinds, node) for node in readers):
-            return True
-        values = {value for node in readers for value in graph.node_outputs[node] if kinds[value] == Kind.DATA}
-    return False
 
 
 def _ordered(found: Iterable[Layer]) -> tuple[Layer, ...]:

@@ -5,8 +5,8 @@ Letters: B batch, T tokens, N key heads, H value heads, K key size, V value size
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from math import prod
 
 import numpy as np
@@ -88,12 +88,19 @@ def pack(array: Array, order: str, layout: str) -> Array:
 
 def fits(
     layouts: Sequence[str], shape: Sequence[int], sizes: Mapping[str, int]
-) -> Iterator[tuple[str, dict[str, int]]]:
+) -> Sequence[tuple[str, Mapping[str, int]]]:
     """The layouts that a shape fits, with all sizes then known."""
-    for layout in layouts:
-        found = fit(layout, shape, sizes)
-        if found is not None:
-            yield layout, found
+    return _fits(tuple(layouts), tuple(shape), tuple(sizes.items()))
+
+
+@lru_cache(maxsize=1 << 14)
+def _fits(
+    layouts: tuple[str, ...], shape: tuple[int, ...], sizes: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, Mapping[str, int]], ...]:
+    # Readings of many roots ask the same again and again: it is most of what a site costs that is no rule.
+    known = dict(sizes)
+    found = ((layout, fit(layout, shape, known)) for layout in layouts)
+    return tuple((layout, fitted) for layout, fitted in found if fitted is not None)
 
 
 def public(layout: str) -> str:

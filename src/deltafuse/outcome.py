@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.external import data_files, missing_notes
@@ -18,7 +19,11 @@ from deltafuse.prover import REFUSALS
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.restated import Restated
 from deltafuse.sites import Site
+from deltafuse.softmax import SOFTMAX_ATTENTION, softmax_attention
 from deltafuse.wire import Model
+
+if TYPE_CHECKING:
+    from deltafuse.searching import Searched
 
 #: Code of the note on a model without a site that has fused nodes.
 ALREADY = "already-fused"
@@ -74,26 +79,27 @@ def worth_telling(
     """The sites of one search that a user wants to hear of.
 
     Contractions of data with data are in many a layer that is no rule: inside a body, and where other sites are there,
-    only those are told that are a rule or a known neighbour of one.
+    only those are told that are a rule or a known neighbour of one. Attention with a softmax is never told.
     """
-    if family[0].decay != "none" or not (inside or before or any(isinstance(site, Match) for site in found)):
+    if family[0].decay != "none":
+        return found
+    found = [site for site in found if isinstance(site, Match) or site.reason.code != SOFTMAX_ATTENTION]
+    if not (inside or before or any(isinstance(site, Match) for site in found)):
         return found
     telling = {*REFUSALS, *(code for rule in family for code in rule.neighbours)}
     return [site for site in found if isinstance(site, Match) or site.reason.code in telling]
 
 
-def notes(file: Model, sites: Sequence[SiteReport], anchors: Mapping[str, int], others: int = 0) -> tuple[str, ...]:
+def notes(file: Model, sites: Sequence[SiteReport], searched: Searched) -> tuple[str, ...]:
     """What is to be said of the model as a whole.
 
     Args:
         file: the model as it was scanned.
         sites: all that were found.
-        anchors: how many operators of each kind were looked at as a possible start of a rule; empty where none was
-            looked for.
-        others: operators that were looked at as a possible start of an ordinary expression.
+        searched: its main graph.
     """
     missing = missing_notes({name: 0 if path.is_file() else None for name, path in data_files(file).items()})
-    return missing if sites else (_no_site(file, anchors, others), *missing)
+    return missing if sites else (_no_site(file, searched), *missing)
 
 
 def restated(base: Restated) -> tuple[str, ...]:
@@ -117,15 +123,26 @@ def _gathered(sites: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _no_site(file: Model, anchors: Mapping[str, int], others: int) -> str:
+def _no_site(file: Model, searched: Searched) -> str:
     bodies = (scope.model.graph for scope in fused_bodies(file) if isinstance(scope, Enclosed))
     fused = sum(map(_fused, (file.graph, *bodies)))
     if fused:
         return f"{ALREADY}: {Reason(ALREADY, {'count': fused}).text}"
+    anchors, others = searched.anchors, searched.expressions.anchors
     if not anchors:
         return f"no site: {others} operators were looked at where an expression could begin, none of them does"
     looked = " and ".join(f"{count} {what}" for what, count in anchors.items())
-    return f"no site: {looked} were looked at, none is part of a rule"
+    return f"no site: {looked} were looked at, none is part of a rule{_attention(searched)}"
+
+
+def _attention(searched: Searched) -> str:
+    """That the model has the other kind of attention."""
+    graph = searched.scope.model.graph
+    found = softmax_attention(graph, searched.scope.kinds)
+    if not found:
+        return ""
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"; {graph.label(found[0])}{more}: attention with softmax, which is no delta rule"
 
 
 def _fused(graph: Graph) -> int:

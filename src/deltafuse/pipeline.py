@@ -247,7 +247,7 @@ def _report(
         pinned=() if draft.pins is None else draft.pins.pinned,
         notes=(
             *chosen.notes,
-            *outcome.notes(found.file, reports, found.main.anchors, found.main.expressions.anchors),
+            *outcome.notes(found.file, reports, found.main),
             *(outcome.restated(found.base) if draft.plans else ()),
         ),
         seconds=clock.seconds,

@@ -205,8 +205,8 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     if loose is not None:
         return loose
     ends = [value for value in (out, final) if value is not None]
-    needed = region.needed_roots(graph, setting.candidate.nodes, setting.roots)
-    further = {root for value in ends for root in needed.get(value, ())} - set(explained.assignment.values.values())
+    needed = {root for value in ends for root in setting.needed.get(value, ())}
+    further = needed - set(explained.assignment.values.values())
     if further:
         args = {"value": graph.name(out), "operand": graph.name(min(further)), "rule": setting.pattern.name}
         return Reason("further-operand", args)

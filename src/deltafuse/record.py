@@ -28,6 +28,7 @@ __all__ = [
     "Hashing",
     "Mode",
     "Receipt",
+    "content_digest",
     "find",
     "is_of",
     "node_digest",
@@ -140,7 +141,7 @@ def publish(
             with keeping, atomic(output, [model.path]) as file:
                 body = Hashing(file)
                 apply(model.data, edits, body, progress)
-                original, fused, raw, entry = _sha256(model.data), body.sha256, b"", b""
+                original, fused, raw, entry = content_digest(model.data), body.sha256, b"", b""
                 if mode != "none":
                     raw = encode(_record(model, edits, original, fused, carried.sizes))
                     entry = append_metadata(model, KEY, pointer_text(output) if side else to_text(raw)).new
@@ -174,7 +175,7 @@ def find(model: Model, sidecar: Path | None = None) -> Found:
     else:
         raw = from_text(text)
     body = _without(model, KEY)
-    digest, record = _sha256(body), decode(raw)
+    digest, record = content_digest(body), decode(raw)
     kept = older(sidecar_path(model.path))
     if digest != record.fused_sha256 and sidecar is None and mode == "sidecar" and kept.exists():
         # a run was killed between the record and the file that it belongs to
@@ -278,7 +279,8 @@ def _without(model: Model, key: str) -> memoryview:
     return memoryview(b"".join([*pieces, model.data[position:]]))
 
 
-def _sha256(data: memoryview) -> str:
+def content_digest(data: memoryview) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal; what a record names its original by."""
     digest = hashlib.sha256()
     for position in range(0, len(data), _CHUNK):
         digest.update(data[position : position + _CHUNK])

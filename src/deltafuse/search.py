@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from deltafuse import region
 from deltafuse.classes import Kind
@@ -54,6 +55,11 @@ class Setting:
         """Values to cut at, the gate first: the log decay, or beta of a rule without decay."""
         return self.reading.roots
 
+    @cached_property
+    def needed(self) -> Mapping[int, frozenset[int]]:
+        """The roots that each value of the candidate depends on."""
+        return region.needed_roots(self.model.graph, self.candidate.nodes, self.roots)
+
     def know_sizes(self) -> None:
         """Works out the sizes inside the candidate, which the guards ask for later."""
         graph, kinds, size = self.model.graph, self.kinds, int(Kind.SHAPE)
@@ -100,8 +106,7 @@ def assigned(setting: Setting, feeds: Mapping[int, Array]) -> Iterator[Assignmen
     decay = setting.pattern.decay
     most = len(OPERANDS) - (decay == "none")
     yield from assignments(feeds, gate, norms, decay)
-    needed = region.needed_roots(setting.model.graph, setting.candidate.nodes, setting.roots)
-    offered = {needed.get(value, frozenset[int]()) for chain in setting.chains.values() for value in chain}
+    offered = {setting.needed.get(value, frozenset[int]()) for chain in setting.chains.values() for value in chain}
     for roots in sorted(offered, key=lambda found: (-len(found), sorted(found))):
         if len(roots) <= most and gate in roots and len(roots) < len(setting.roots):
             chosen = {value: feeds[value] for value in setting.roots if value in roots}

@@ -18,6 +18,7 @@ from deltafuse.patterns import Pattern
 from deltafuse.prover import Outlook, Proven, prove
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
+from deltafuse.softmax import scores_inside
 from deltafuse.trial import Trial
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
@@ -26,6 +27,8 @@ Site = Match | NoMatch
 
 #: Reason of a candidate whose gate has the shape of another rule's.
 _OTHER_SHAPE = "decay-shape"
+#: Reasons that do not say what a candidate is instead.
+_UNTOLD = frozenset({_OTHER_SHAPE, "not-the-rule", "activation-inside"})
 
 
 def prove_sites(
@@ -114,6 +117,9 @@ def _prove(
         parts = parts_of(model, kinds, shapes, rule, worker, candidate) if found is None else None
         found = parts.reason if parts is not None else found
         reason = reason if found is None else found
+    if reason.code in _UNTOLD:
+        scores = scores_inside(shapes, candidate, rule)
+        reason = reason if scores is None else replace(scores, nearest=reason.nearest)
     return reason, rule
 
 

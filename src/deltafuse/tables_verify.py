@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from deltafuse.tables import table
+from deltafuse.tables import number, table
 from deltafuse.tables_causes import print_causes, print_divergence, print_masks
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deltafuse.rollout import LossReport, RolloutReport, TaskReport
     from deltafuse.rollout_diff import RolloutRun
     from deltafuse.verify import NetworkReport, VerifyReport
-    from deltafuse.verify_trial import SiteVerdict
+    from deltafuse.verify_trial import Finding, SiteVerdict
 
 #: ``error`` is in double; the last two are what rounding at the target's precision adds.
 VERIFY_COLUMNS = ("site", "verdict", "error", "draws", "tokens", "rounding nrmse", "max abs")
@@ -35,6 +35,9 @@ def print_verify(report: VerifyReport, screen: Console) -> None:
             screen.print(f"{name}: {graph.unfused} and {graph.fused}", style="bold")
             print_verify(graph, screen)
             screen.print()
+    if report.unrelated is not None:
+        screen.print(unrelated_text(report.unrelated, len(report.findings) - 1))
+        return
     _print_sites(report, screen)
     if report.network is not None:
         _print_network(report.network, screen)
@@ -47,6 +50,11 @@ def print_verify(report: VerifyReport, screen: Console) -> None:
         screen.print(f"note: {note}")
     if report.unfused is not None:
         screen.print(verify_summary(report))
+
+
+def unrelated_text(found: Finding, others: int) -> str:
+    """The one sentence of two files that are not of each other."""
+    return f"{found.code}: {found.text}\nwhat follows from that is in --json: {number(others, 'finding')}"
 
 
 def _print_sites(report: VerifyReport, screen: Console) -> None:

@@ -33,6 +33,7 @@ from deltafuse.verify_bodies import Compared, compare_graphs, nothing_fused, swa
 from deltafuse.verify_cut import Pair, cut_expression, cut_pair, site_name
 from deltafuse.verify_expression import judge_expression
 from deltafuse.verify_network import NetworkReport, Networks, obstacle, run_networks
+from deltafuse.verify_origin import UNRELATED, unrelated
 from deltafuse.verify_stage import Stage
 from deltafuse.verify_trial import Finding, Rounding, SiteVerdict, finding, judge
 from deltafuse.wire import scan
@@ -78,6 +79,11 @@ class VerifyReport:
     bisect: BisectReport | None = None
     ablations: tuple[AblationReport, ...] = ()
     reproduction: Reproduction | None = None
+
+    @property
+    def unrelated(self) -> Finding | None:
+        """What says that the one file was not made from the other; the first finding where there is one."""
+        return next((found for found in self.findings[:1] if found.code == UNRELATED), None)
 
     @property
     def differs(self) -> bool:
@@ -189,14 +195,16 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     stage = Stage(main.before, main.after, own[1], own[0], known.regions, settings.foreign, given,
                   known.expressions, inside)  # fmt: skip
     sites = tuple(site for some, _ in judged for site in some)
-    findings = tuple(finding(reason) for one in graphs for reason in one.difference.findings)
+    origin = unrelated(before, after, known)
+    reasons = (*([] if origin is None else [origin]), *(reason for one in graphs for reason in one.difference.findings))
     structure = tuple(node for one in graphs for node in check_structure(one.after, one.difference.regions))
     notes = dict.fromkeys(note for one in graphs for note in runtime_notes(one.after.graph))
     if not sites:
         notes[_NO_SITE.format(fused=fused)] = None
     names = str(before.path), str(after.path)
-    report = VerifyReport(*names, sites, findings, 0, notes=tuple(notes), structure=structure)
-    network = _network(stage, close, settings) if settings.level in ("network", "all") else None
+    report = VerifyReport(*names, sites, tuple(map(finding, reasons)), 0, notes=tuple(notes), structure=structure)
+    whole = settings.level in ("network", "all")
+    network = origin if origin is not None or not whole else _network(stage, close, settings)
     if isinstance(network, NetworkReport):
         report = replace(report, network=network)
     elif network is not None:

@@ -56,12 +56,14 @@ class Difference:
     Attributes:
         expressions: regions without a fused node, each node marked as written by a fuse.
         copies: what Identity nodes wrote that are gone, and whose readers read what was copied.
+        changed: nodes of the fused graph that the unfused one lacks.
     """
 
     regions: tuple[Region, ...]
     findings: tuple[Reason, ...]
     expressions: tuple[Region, ...] = ()
     copies: tuple[str, ...] = ()
+    changed: tuple[int, ...] = ()
 
 
 def compare(unfused: Model, fused: Model, entered: Collection[int] = ()) -> Difference:
@@ -89,7 +91,7 @@ def compare(unfused: Model, fused: Model, entered: Collection[int] = ()) -> Diff
     fresh = [node for region in (*regions, *expressions) for node in region.nodes]
     copies = lost_copies(unfused.graph, fused.graph, (*copied, *fresh))
     kept = [tuple(region for region in some if region.outputs) for some in (regions, expressions)]
-    return Difference(kept[0], tuple(findings), kept[1], copies)
+    return Difference(kept[0], tuple(findings), kept[1], copies, tuple(changed))
 
 
 def _changed(before: Model, after: Model, entered: Collection[int]) -> tuple[list[int], set[int], set[int]]:

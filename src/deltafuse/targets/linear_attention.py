@@ -61,16 +61,20 @@ def _packed(emitter: Emitter, what: str, role: Role, norm: Norm | None, match: M
     sizes = _sizes(match, "key")
     if norm is None and repeats == 1:
         return operand(emitter, what, role, _PACKED, sizes, None, case.boundary)
-    value = operand(emitter, what, role, _PLAIN, sizes, norm, case.boundary)
     if repeats == 1:
+        value = operand(emitter, what, role, _PLAIN, sizes, norm, case.boundary)
         return emitter.moved(f"{what}/pack", value, moves(_PLAIN, _PACKED, sizes))
     key_heads, key_dim = match.dims.key_heads, match.dims.key_dim
     column = emitter.constant("repeat/column", np.array([0, 0, key_heads, 1, key_dim], np.int64))
     counts = emitter.constant("repeat/counts", np.array([1, 1, 1, repeats, 1], np.int64))
     packed = emitter.constant("repeat/packed", np.array([0, 0, key_heads * repeats * key_dim], np.int64))
+    # Repeated in the type that the model has: runtimes lack operators for narrow types, bfloat16 above all.
+    have = role.dtype if norm is None else norm.dtype
+    value = operand(emitter, what, role, _PLAIN, sizes, norm, have)
     value = emitter.node("Reshape", f"{what}/repeat/column", (value, column))
     value = emitter.node("Expand", f"{what}/repeat/expand", (value, counts))
-    return emitter.node("Reshape", f"{what}/repeat/pack", (value, packed))
+    value = emitter.node("Reshape", f"{what}/repeat/pack", (value, packed))
+    return emitter.cast(f"{what}/cast", value, have, case.boundary)
 
 
 def _decay(emitter: Emitter, match: Match, case: Case) -> str:
@@ -90,15 +94,15 @@ def _state(emitter: Emitter, match: Match, case: Case, dtype: int) -> str:
         return ""
     # Without a state the final one has the type of the query.
     zero = np.zeros((1, dims.value_heads, dims.key_dim, dims.value_dim), np.float32)
-    value = emitter.cast("state/cast", emitter.constant("state/zero", zero), FLOAT, dtype)
+    value = emitter.constant("state/zero", zero)
     if dims.batch == 1:
-        return value
+        return emitter.cast("state/cast", value, FLOAT, dtype)
     ones = emitter.constant("state/ones", np.ones(3, np.int64))
     if isinstance(dims.batch, int):
         shape = emitter.constant("state/shape", np.array([dims.batch, 1, 1, 1], np.int64))
     else:
         shape = emitter.node("Concat", "state/shape", (emitter.size("B"), ones), {"axis": 0})
-    return emitter.node("Expand", "state/expand", (value, shape))
+    return emitter.cast("state/cast", emitter.node("Expand", "state/expand", (value, shape)), FLOAT, dtype)
 
 
 def _state_dtype(match: Match, case: Case) -> int:

@@ -1,0 +1,66 @@
+"""Whether a fused file was made from the unfused one at all; where not, each difference by itself says nothing."""
+
+from __future__ import annotations
+
+from deltafuse.errors import UserError
+from deltafuse.fused import fused_nodes
+from deltafuse.graph import Graph
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.record import content_digest, find
+from deltafuse.verify_diff import Difference
+from deltafuse.verify_regions import marked
+from deltafuse.wire import Model
+
+__all__ = ["UNRELATED", "unrelated"]
+
+UNRELATED = "unrelated-files"
+TEXTS.update(
+    {
+        UNRELATED: "{fused} was not made from {unfused}: {nodes} of its {kept} nodes that no fuse wrote, {inputs} "
+        "and {outputs} are the same in both{recorded}; give the file that it was made from in place of {unfused}, or "
+        "fuse {unfused} and give what that writes",
+    }
+)
+
+
+def unrelated(unfused: Model, fused: Model, difference: Difference) -> Reason | None:
+    """Says so where the fused file has little of the unfused one: a fuse keeps all names and most nodes.
+
+    That holds where its record is not of the unfused file, and most of its nodes are others, or inputs or outputs have
+    other names and the record is of another file.
+
+    Args:
+        unfused: the one file.
+        fused: the other.
+        difference: what differs in their main graphs.
+    """
+    if not difference.findings:
+        return None
+    recorded = _recorded(fused)
+    if recorded == content_digest(unfused.data):
+        return None
+    graph, changed = fused.graph, difference.changed
+    written = {*fused_nodes(graph, changed), *(node for node in changed if marked(graph, node))}
+    kept, nodes = (len(graph.op) - len(others) for others in (written, changed))
+    renamed = _names(unfused.graph) != _names(fused.graph)
+    if 2 * nodes >= kept and not (renamed and recorded):
+        return None
+    files = {"unfused": unfused.path, "fused": fused.path, "nodes": nodes, "kept": kept}
+    shared = {
+        f"{kind}s": f"{len(set(old) & set(new))} of {len(new)} graph {kind}s"
+        for kind, old, new in zip(("input", "output"), _names(unfused.graph), _names(fused.graph), strict=True)
+    }
+    record = f", and its record is of another file (sha256 {recorded})" if recorded else ""
+    return Reason(UNRELATED, {**files, **shared, "recorded": record})
+
+
+def _recorded(fused: Model) -> str:
+    """Of the file that a fuse wrote it from, "" where it has no record."""
+    try:
+        return find(fused).record.original_sha256
+    except UserError:
+        return ""
+
+
+def _names(graph: Graph) -> tuple[list[str], list[str]]:
+    return [graph.name(value) for value in graph.inputs], [graph.name(value) for value in graph.outputs]
