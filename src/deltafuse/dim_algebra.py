@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
+
+#: Graphs ask the same of the same sizes again and again.
+_KNOWN = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ def _build(terms: Mapping[Monomial, int]) -> Dim:
     return Expr(tuple(sorted(kept, key=lambda term: _order(term[0]))))
 
 
+@lru_cache(_KNOWN, typed=True)
 def _add(a: Dim, b: Dim) -> Dim:
     total = dict(_terms(a))
     for monomial, factor in _terms(b):
@@ -146,8 +151,11 @@ def _add(a: Dim, b: Dim) -> Dim:
 
 def mul(a: Dim, b: Dim) -> Dim:
     """The product, numbers or not."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a * b
+    return a * b if isinstance(a, int) and isinstance(b, int) else _product(a, b)
+
+
+@lru_cache(_KNOWN, typed=True)
+def _product(a: Dim, b: Dim) -> Dim:
     total: dict[Monomial, int] = {}
     for left, x in _terms(a):
         for right, y in _terms(b):
@@ -183,6 +191,7 @@ def exact_quotient(a: Dim, b: Dim) -> Dim | None:
     return None
 
 
+@lru_cache(_KNOWN, typed=True)
 def _floordiv(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a // b

@@ -209,6 +209,7 @@ class Shapes:
                 stack.pop()
             elif top in opened or not (needs := self._needs(*top)):
                 self._settle(*top)  # all it needs is settled, or the graph has a cycle
+                stack.pop()
             else:
                 opened.add(top)
                 stack += needs
@@ -218,7 +219,7 @@ class Shapes:
         if node < 0 or value in graph.initializers:
             return None
         domain = graph.domain[node]
-        if is_call(self.model, graph, node):
+        if self.model.functions and is_call(self.model, graph, node):
             return CALL_RULES[kind]
         return _TABLES[kind].get(rule_key(graph.op[node], domain) if domain else graph.standard[node])
 
@@ -227,20 +228,27 @@ class Shapes:
         rule, node, found = self._rule(value, kind), self.graph.producer[value], list[tuple[int, int]]()
         if rule is None:
             return found
-        inputs = self.graph.node_inputs[node]
+        inputs, memo = self.graph.node_inputs[node], self._memo
         for wanted, positions in rule.needs:
-            read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
-            found += [(need, wanted) for need in read if need not in self._memo[wanted]]
-        for captured in self.graph.captures.get(node, ()):
-            found += [(captured, wanted) for wanted in range(3) if captured not in self._memo[wanted]]
+            settled = memo[wanted]
+            for need in inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]:
+                if need not in settled:
+                    found.append((need, wanted))
+        if node in self.graph.captures:
+            captured = self.graph.captures[node]
+            found += [(read, wanted) for read in captured for wanted in range(3) if read not in memo[wanted]]
         return found
 
     def _settle(self, value: int, kind: int) -> None:
         if (head := self._head(value)) is not None:
             found = head.dims if kind == _SHAPE else head.dtype if kind == _DTYPE else read_small(self.model, head)
             cast("dict[int, Any]", self._memo[kind])[value] = found
+        elif kind == _SHAPE:
+            self._settle_shapes(value)
+        elif kind == _CONTENTS:
+            self._settle_contents(value)
         else:
-            (self._settle_shapes, self._settle_contents, self._settle_dtypes)[kind](value)
+            self._settle_dtypes(value)
 
     def _head(self, value: int) -> TensorHead | None:
         head, node = self.graph.initializers.get(value), self.graph.producer[value]
