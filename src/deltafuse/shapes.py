@@ -230,25 +230,18 @@ class Shapes:
             return found
         inputs, memo = self.graph.node_inputs[node], self._memo
         for wanted, positions in rule.needs:
-            settled = memo[wanted]
-            for need in inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]:
-                if need not in settled:
-                    found.append((need, wanted))
-        if node in self.graph.captures:
-            captured = self.graph.captures[node]
-            found += [(read, wanted) for read in captured for wanted in range(3) if read not in memo[wanted]]
+            read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
+            found += [(need, wanted) for need in read if need not in memo[wanted]]
+        for captured in self.graph.captures.get(node, ()):
+            found += [(captured, wanted) for wanted in range(3) if captured not in memo[wanted]]
         return found
 
     def _settle(self, value: int, kind: int) -> None:
         if (head := self._head(value)) is not None:
             found = head.dims if kind == _SHAPE else head.dtype if kind == _DTYPE else read_small(self.model, head)
             cast("dict[int, Any]", self._memo[kind])[value] = found
-        elif kind == _SHAPE:
-            self._settle_shapes(value)
-        elif kind == _CONTENTS:
-            self._settle_contents(value)
         else:
-            self._settle_dtypes(value)
+            (self._settle_shapes, self._settle_contents, self._settle_dtypes)[kind](value)
 
     def _head(self, value: int) -> TensorHead | None:
         head, node = self.graph.initializers.get(value), self.graph.producer[value]
