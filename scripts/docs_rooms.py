@@ -93,7 +93,8 @@ ROOMS = (
         "a candidate and a pattern make a match, or a reason why not",
         "targets, files",
         (
-            "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*",
+            "prover", "search", "roles", "rule", "trial", "comparing", "agreement", "guards", "neighbours*", "nearest",
+            "norm*",
             "carried", "hidden", "memory", "nested_sums", "odd_terms", "reach", "term*", "contractions",
             "validity", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
         ),

@@ -7,6 +7,7 @@ There are two kinds: a recurrence over query, key, value, g, beta and state (`Pa
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ def loaded(folders: Sequence[Path] = ()) -> tuple[Loaded, ...]:
                 "no-such-folder", f"the pattern folder {folder} does not exist; give an existing folder to --patterns"
             )
         for path in sorted(folder.glob("[!_]*.py")):
-            entry = _load(path)
+            entry = load_file(path)
             found[entry.name] = entry
             TEXTS.update(entry.pattern.texts)
     return tuple(found.values())
@@ -160,15 +161,29 @@ def families(rules: Sequence[Pattern]) -> tuple[tuple[Pattern, ...], ...]:
     return tuple(tuple(group) for group in groups.values())
 
 
-def _load(path: Path) -> Loaded:
-    spec = importlib.util.spec_from_file_location(f"deltafuse_pattern_{path.stem}", path)
+def file_of(recurrence: Recurrence) -> Path | None:
+    """The pattern file that a recurrence is a function of, None where it comes from elsewhere."""
+    name = str(getattr(recurrence, "__module__", ""))
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file) if name.startswith(_MODULE) and file else None
+
+
+def load_file(path: Path) -> Loaded:
+    """One pattern file; what it defines can be found under its module's name, as `pickle` does.
+
+    Raises:
+        UserError: it is no pattern.
+    """
+    spec = importlib.util.spec_from_file_location(_MODULE + path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError("bad-pattern", f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
         pattern = module.PATTERN
     except Exception as error:
+        del sys.modules[spec.name]
         raise UserError("bad-pattern", f"{path} does not define a PATTERN: {error}") from error
     ordinary = isinstance(pattern, Expression)
     missing = [name for name in (_PARTS if ordinary else _MEMBERS) if not hasattr(pattern, name)]
@@ -182,6 +197,7 @@ def _load(path: Path) -> Loaded:
     return Loaded(rule.name, kind, bool(getattr(rule, "default", True)), summary, rule, operator)
 
 
+_MODULE = "deltafuse_pattern_"
 _ORDER: tuple[Decay, ...] = ("head", "channel", "none")
 _MEMBERS = ("name", "decay", "anchors", "fence", "contractions", "least_roots", "neighbours", "texts", "recurrence")
 _PARTS = ("name", "anchors", "operators", "roles", "outputs", "examples")
