@@ -137,8 +137,9 @@ def dead_nodes(graph: Graph, replaced: Sequence[int], kept: Sequence[int]) -> tu
         else:
             dead[node] = 1
             for value in read[node] + captures[node] if node in captures else read[node]:
-                needs[value] -= 1
-                if not needs[value]:
+                left = needs[value] - 1
+                needs[value] = left
+                if not left:
                     stack.append(producer[value])
     return tuple(np.flatnonzero(np.frombuffer(dead, np.uint8)).tolist())
 
