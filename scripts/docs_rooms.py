@@ -93,8 +93,9 @@ ROOMS = (
         "a candidate and a pattern make a match, or a reason why not",
         "targets, files",
         (
-            "prover", "search", "roles", "rule", "trial", "agreement", "guards", "neighbours*", "nearest", "norm*",
-            "carried", "hidden", "memory", "nested_sums", "odd_terms", "factors", "reach", "term*", "contractions",
+            "prover", "search", "roles", "rule", "trial", "comparing", "agreement", "guards", "neighbours*", "nearest",
+            "norm*", "carried", "hidden", "memory", "nested_sums", "odd_terms", "factors", "reach", "term*",
+            "contractions",
             "validity", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
         ),
     ),

@@ -83,15 +83,18 @@ def run(
     kinds, shapes, events = classify(scanned), Shapes(scanned), list[str]()
     finder = Told(scanned, kinds, shapes, graphs.pattern())
     finder.events = events
-    with pytest.MonkeyPatch.context() as patch:
-        plain = worker.run
 
-        def logged(*given: Any) -> Any:
+    def logged(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
             answer = plain(*given)
             events.append("ran")
             return answer
 
-        patch.setattr(worker, "run", logged)
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for way in ("run", "ask"):
+            patch.setattr(worker, way, logged(getattr(worker, way)))
         if not ahead:
             patch.setattr(Lookahead, "expect", Outlook.expect)
         sites, _ = prove_sites(scanned, kinds, shapes, (graphs.pattern(),), worker, finder, lambda _: None)
@@ -191,14 +194,16 @@ def test_an_interrupt_of_a_proof_does_not_wait_for_the_look_ahead(tmp_path: Path
             return super().candidate(place)
 
     with Worker() as worker, pytest.MonkeyPatch.context() as patch:
-        plain = worker.run
+        def interrupted(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any) -> Any:
+                if looking.is_set():
+                    raise KeyboardInterrupt
+                return plain(*given)
 
-        def interrupted(*given: Any) -> Any:
-            if looking.is_set():
-                raise KeyboardInterrupt
-            return plain(*given)
+            return call
 
-        patch.setattr(worker, "run", interrupted)
+        for way in ("run", "ask"):
+            patch.setattr(worker, way, interrupted(getattr(worker, way)))
         patch.setattr(Lookahead, "expect", lambda self, *given: (expect(self, *given), looking.wait(60)))
         finder = Slow(model, kinds, shapes, graphs.pattern())
         with pytest.raises(KeyboardInterrupt):

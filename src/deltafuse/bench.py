@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -59,6 +59,20 @@ class Binding:
         return None if numbers is None else replace(self, numbers=numbers, batch=batch, tokens=tokens)
 
 
+class Runner(Protocol):
+    """What runs sessions: a worker, or the process that has them."""
+
+    def run(
+        self,
+        session: Session,
+        feeds: Mapping[str, AnyArray],
+        outputs: tuple[str, ...] | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> tuple[AnyArray, ...] | Reason:
+        """As `deltafuse.worker.Worker.run`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Bench:
     """A cut that is loaded in a worker, in double.
@@ -69,7 +83,7 @@ class Bench:
         sizes: value id of each shape that the cut reads -> what it holds.
     """
 
-    worker: Worker
+    worker: Runner
     session: Session
     names: Mapping[int, str]
     cut: Cut
@@ -99,8 +113,12 @@ class Bench:
         arrays: dict[str, AnyArray] = {self.names[value]: np.asarray(array) for value, array in feeds.items()}
         for value in self.shapes.keys() - feeds.keys():
             arrays[self.names[value]] = np.ones(self.shape(value, binding))
+        # Hundreds are read, few of them different.
+        known: dict[tuple[Dim, ...], AnyArray] = {}
         for value, dims in self.sizes.items():
-            arrays[self.names[value]] = np.array([evaluate(dim, binding) for dim in dims], np.int64)
+            if dims not in known:
+                known[dims] = np.array([evaluate(dim, binding) for dim in dims], np.int64)
+            arrays[self.names[value]] = known[dims]
         wanted = self.cut.outputs if outputs is None else tuple(outputs)
         ran = self.worker.run(self.session, arrays, tuple(self.names[value] for value in wanted), meanwhile)
         if isinstance(ran, Reason):

@@ -117,21 +117,26 @@ class _Classifier:
         short: list[bool] = (ends - begins <= _SHORT).tolist()
         starts: list[int] = begins.tolist()
         stops: list[int] = ends.tolist()
-        data = self._model.data
+        mapped = self._model.mapped
         known: dict[bytes, int | None] = {}
         for node, (op, inputs, outputs) in enumerate(
             zip(graph.standard, graph.node_inputs, graph.node_outputs, strict=True)
         ):
             if op == "Constant":
-                key = bytes(data[starts[node] : stops[node]]) if short[node] else b""
+                key = mapped[starts[node] : stops[node]] if short[node] else b""
                 kind = known.get(key)
                 if kind is None:
                     kind = self._of_constant(node)
                     known[key] = kind if key else None
             else:
-                found = [kinds[value] for value in inputs]
-                kind = max(found, default=0)
-                if kind == _UNSETTLED or 0 in found or not found or op in _SPECIAL or node in captures:
+                kind, all_known = 0, True
+                for value in inputs:
+                    found = kinds[value]
+                    if found > kind:
+                        kind = found
+                    elif not found:
+                        all_known = False
+                if kind == _UNSETTLED or not all_known or not kind or op in _SPECIAL or node in captures:
                     kind = self._of_node(node, op)
             for value in outputs:
                 kinds[value] = kind

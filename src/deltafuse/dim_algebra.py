@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 
@@ -90,9 +91,8 @@ def symbol_name(dim: Dim) -> str | None:
     """The name if `dim` is one bare symbol, else None."""
     if isinstance(dim, int) or len(dim.terms) != 1:
         return None
-    (monomial, factor) = dim.terms[0]
-    atom, power = monomial[0]
-    return atom if factor == 1 and len(monomial) == 1 and power == 1 and isinstance(atom, str) else None
+    ((atom, power), *more), factor = dim.terms[0]
+    return atom if factor == 1 and not more and power == 1 and isinstance(atom, str) else None
 
 
 def bounds(dim: Dim) -> tuple[float, float]:
@@ -137,6 +137,7 @@ def _build(terms: Mapping[Monomial, int]) -> Dim:
     return Expr(tuple(sorted(kept, key=lambda term: _order(term[0]))))
 
 
+@lru_cache(1 << 14, typed=True)
 def _add(a: Dim, b: Dim) -> Dim:
     total = dict(_terms(a))
     for monomial, factor in _terms(b):
@@ -144,6 +145,7 @@ def _add(a: Dim, b: Dim) -> Dim:
     return _build(total)
 
 
+@lru_cache(1 << 14, typed=True)
 def mul(a: Dim, b: Dim) -> Dim:
     """The product, numbers or not."""
     if isinstance(a, int) and isinstance(b, int):
@@ -183,6 +185,7 @@ def exact_quotient(a: Dim, b: Dim) -> Dim | None:
     return None
 
 
+@lru_cache(1 << 14, typed=True)
 def _floordiv(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a // b
@@ -225,9 +228,8 @@ def _call(dim: Dim) -> Call | None:
     """The opaque term that `dim` is, if it is one and nothing else."""
     if isinstance(dim, int) or len(dim.terms) != 1:
         return None
-    monomial, factor = dim.terms[0]
-    atom, power = monomial[0]
-    return atom if isinstance(atom, Call) and factor == 1 and len(monomial) == 1 and power == 1 else None
+    ((atom, power), *more), factor = dim.terms[0]
+    return atom if isinstance(atom, Call) and factor == 1 and not more and power == 1 else None
 
 
 def _atom(op: str, args: tuple[Dim, ...]) -> Expr:

@@ -218,10 +218,11 @@ class Graph:
 
     @cached_property
     def _by_op(self) -> dict[str, array[int]]:
-        nodes = {op: array("i") for op in set(self.op)}
-        for node, op in enumerate(self.op):
-            nodes[op].append(node)
-        return nodes
+        numbers = {op: number for number, op in enumerate(dict.fromkeys(self.op))}
+        held = np.fromiter(map(numbers.__getitem__, self.op), np.int32, len(self.op))
+        nodes = np.argsort(held, kind="stable").astype(np.int32)
+        runs = np.split(nodes, np.cumsum(np.bincount(held, minlength=len(numbers)))[:-1])
+        return {op: array("i", run.tobytes()) for op, run in zip(numbers, runs, strict=True)}
 
     @cached_property
     def reading(self) -> Ragged:

@@ -55,13 +55,14 @@ class Notes:
 def _behind(graph: Graph, start: int) -> bytearray:
     reached = bytearray(len(graph.value_names))
     reached[start] = 1
-    inputs, captures = graph.node_inputs, graph.captures
-    for node, op in enumerate(graph.standard):
-        for value in inputs[node] if node not in captures else graph.reads(node):
-            if reached[value] and op not in ("Shape", "Size"):
-                for output in graph.node_outputs[node]:
-                    reached[output] = 1
-                reached[0] = 0
+    captures = graph.captures
+    for node, read in enumerate(graph.node_inputs):
+        for value in read if node not in captures else graph.reads(node):
+            if reached[value]:
+                if graph.standard[node] not in ("Shape", "Size"):
+                    for output in graph.node_outputs[node]:
+                        reached[output] = 1
+                    reached[0] = 0
                 break
     return reached
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onnx import NodeProto
 
@@ -29,7 +29,8 @@ def operators_of(file: Model, graphs: Sequence[Graph], draft: Draft) -> Mapping[
         draft: what is to be changed.
     """
     main, *bodies = graphs
-    before, after = _counted(file.graph), _counted(main)
+    before = _counted(file.graph)
+    after = Counter(before) if main is file.graph else _counted(main)
     for graph in bodies:
         inside = _counted(graph, range(graph.outer, len(graph.op)))
         before, after = before + inside, after + inside
@@ -43,8 +44,9 @@ def operators_of(file: Model, graphs: Sequence[Graph], draft: Draft) -> Mapping[
     return dict(sorted(ops.items(), key=lambda item: (-abs(item[1][1] - item[1][0]), item[0])))
 
 
-def _counted(graph: Graph, nodes: Iterable[int] | None = None) -> Counter[str]:
-    keys = Counter(zip(graph.op, graph.domain, strict=True) if nodes is None else _keys(graph, nodes))
+def _counted(graph: Graph, nodes: Collection[int] | None = None) -> Counter[str]:
+    columns = (graph.op, graph.domain) if nodes is None else _of(graph, nodes)
+    keys = Counter(zip(*columns, strict=True))
     found = Counter({title(op, domain): count for (op, domain), count in keys.items() if op != "Custom" or domain})
     chosen = range(len(graph.op)) if nodes is None else nodes
     if keys["Custom", ""]:
@@ -53,5 +55,5 @@ def _counted(graph: Graph, nodes: Iterable[int] | None = None) -> Counter[str]:
     return found
 
 
-def _keys(graph: Graph, nodes: Iterable[int]) -> Iterable[tuple[str, str]]:
-    return ((graph.op[node], graph.domain[node]) for node in nodes)
+def _of(graph: Graph, nodes: Collection[int]) -> tuple[Iterable[str], Iterable[str]]:
+    return map(graph.op.__getitem__, nodes), map(graph.domain.__getitem__, nodes)

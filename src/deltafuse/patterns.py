@@ -6,6 +6,7 @@ There are two kinds: a recurrence over query, key, value, g, beta and state (`Pa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ def loaded(folders: Sequence[Path] = ()) -> tuple[Loaded, ...]:
                 "no-such-folder", f"the pattern folder {folder} does not exist; give an existing folder to --patterns"
             )
         for path in sorted(folder.glob("[!_]*.py")):
-            entry = _load(path)
+            entry = load_file(path)
             found[entry.name] = entry
             TEXTS.update(entry.pattern.texts)
     return tuple(found.values())
@@ -160,7 +161,19 @@ def families(rules: Sequence[Pattern]) -> tuple[tuple[Pattern, ...], ...]:
     return tuple(tuple(group) for group in groups.values())
 
 
-def _load(path: Path) -> Loaded:
+def file_of(recurrence: Recurrence) -> Path | None:
+    """The pattern file that a recurrence is a function of, None where it comes from elsewhere."""
+    name = str(getattr(recurrence, "__module__", ""))
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file) if name.startswith("deltafuse_pattern_") and file else None
+
+
+def load_file(path: Path) -> Loaded:
+    """One pattern file.
+
+    Raises:
+        UserError: it is no pattern.
+    """
     module = run_file(path, "pattern", "bad-pattern")
     pattern: object = getattr(module, "PATTERN", None)
     if pattern is None:

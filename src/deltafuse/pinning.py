@@ -94,6 +94,8 @@ def _visit(shapes: Shapes, nodes: Sequence[int]) -> None:
     """Works out every node's outputs, so that all that the graph says about sizes is known."""
     graph = shapes.graph
     for node in nodes:
+        if graph.constant_head(node) is not None:
+            continue  # says nothing about other sizes
         for value in graph.node_outputs[node]:
             shapes.shape(value)
         if graph.standard[node] == "GatherND":

@@ -136,7 +136,7 @@ def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
 @bounded
 def _prepare(options: FuseOptions, clock: Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
-    with Worker(seconds=options.timeout) as worker:
+    with Worker(seconds=options.timeout, compares=True) as worker:
         found = _find(options, clock, worker, chosen)
         return found, *_plan(chosen, clock, worker, found)
 

@@ -79,7 +79,8 @@ def backward_slice(graph: Graph, inputs: Iterable[int], outputs: Iterable[int]) 
         if node not in nodes:
             nodes.add(node)
             stack += node_inputs[node]
-            stack += captures.get(node, ())
+            if node in captures:
+                stack += captures[node]
     return sorted(nodes), loose
 
 

@@ -10,6 +10,7 @@ from deltafuse import region
 from deltafuse.agreement import chain_fails, errors_on, leap_fails
 from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
+from deltafuse.comparing import there_too
 from deltafuse.counts import smallest_running
 from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop, spread_inside, tied
 from deltafuse.cuts import open_cut
@@ -210,7 +211,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     if further:
         args = {"value": graph.name(out), "operand": graph.name(min(further)), "rule": setting.pattern.name}
         return Reason("further-operand", args)
-    trial = Trial(bench, setting.pattern.recurrence, explained, out, final, binding)
+    trial = there_too(setting.worker, Trial(bench, setting.pattern.recurrence, explained, out, final, binding))
     sizes = open_sizes(setting, trial)
     if isinstance(sizes, Reason):
         return sizes

@@ -67,19 +67,21 @@ def role_chain(graph: Graph, kinds: bytearray, candidate: Candidate, root: int) 
 
     The chain ends where the root meets another root or the core.
     """
-    core = set(candidate.core)
-    own: list[int] = [root]
-    owned = {root}
-    inside = [node for node in candidate.nodes if node not in core]
-    for node in inside:
-        read = graph.reads(node)
-        data = [value for value in read if kinds[value] == Kind.DATA]
-        if data and all(value in owned for value in data):
-            fresh = [v for v in graph.node_outputs[node] if v not in owned and kinds[v] == Kind.DATA]
-            owned.update(fresh)
-            own += fresh
-    tree = _Tree()
     members = set(candidate.nodes)
+    inside, owned, reached, stack = members.difference(candidate.core), {root}, set[int](), [root]
+    while stack:
+        for node in graph.consumers[stack.pop()]:
+            if node not in inside or node in reached:
+                continue
+            data = [value for value in graph.reads(node) if kinds[value] == Kind.DATA]
+            if data and owned.issuperset(data):
+                reached.add(node)
+                fresh = [v for v in graph.node_outputs[node] if v not in owned and kinds[v] == Kind.DATA]
+                owned.update(fresh)
+                stack += fresh
+    written = (value for node in sorted(reached) for value in graph.node_outputs[node])
+    own = [root, *(value for value in written if value in owned and value != root)]
+    tree = _Tree()
     for value in reversed(own):
         tree.add(value, _successors(graph, kinds, value, members, owned))
     return tree.chain(root)
@@ -135,8 +137,9 @@ def dead_nodes(graph: Graph, replaced: Sequence[int], kept: Sequence[int]) -> tu
         else:
             dead[node] = 1
             for value in read[node] + captures[node] if node in captures else read[node]:
-                needs[value] -= 1
-                if not needs[value]:
+                left = needs[value] - 1
+                needs[value] = left
+                if not left:
                     stack.append(producer[value])
     return tuple(np.flatnonzero(np.frombuffer(dead, np.uint8)).tolist())
 

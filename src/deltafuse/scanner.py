@@ -133,23 +133,23 @@ class Scanner:
 
     def _nodes(self, position: int, end: int) -> int:
         """Reads nodes until another field comes, returns where that is."""
-        source = self._source
-        begins, stops = array("q"), array("q")
-        add_start, add_begin, add_stop = self._starts.append, begins.append, stops.append
+        source, begins, before = self._source, array("q"), len(self._starts)
+        add_start, add_begin = self._starts.append, begins.append
         while position < end and source[position] == _NODE_TAG:
+            add_start(position)
             size, begin = source[position + 1], position + 2
             if size > 127:
                 high, begin = source[begin], begin + 1
                 size += (high << 7) - 128
                 if high > 127:
                     size, begin = read_varint(source, position + 1)
-            stop = begin + size
-            if stop > end:
-                raise OverrunError("a node goes on beyond the graph")
-            add_start(position)
             add_begin(begin)
-            add_stop(stop)
-            position = stop
+            position = begin + size
+            if position > end:
+                raise OverrunError("a node goes on beyond the graph")
+        # Each ends where the next one starts.
+        stops = self._starts[before + 1 :]
+        stops.extend([position] * bool(begins))
         self._ends.extend(stops)
         for first in range(0, len(begins), _BATCH):
             self._batch(np.array(begins[first : first + _BATCH]), np.array(stops[first : first + _BATCH]))

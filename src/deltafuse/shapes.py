@@ -209,6 +209,7 @@ class Shapes:
                 stack.pop()
             elif top in opened or not (needs := self._needs(*top)):
                 self._settle(*top)  # all it needs is settled, or the graph has a cycle
+                stack.pop()
             else:
                 opened.add(top)
                 stack += needs
@@ -218,7 +219,7 @@ class Shapes:
         if node < 0 or value in graph.initializers:
             return None
         domain = graph.domain[node]
-        if is_call(self.model, graph, node):
+        if self.model.functions and is_call(self.model, graph, node):
             return CALL_RULES[kind]
         return _TABLES[kind].get(rule_key(graph.op[node], domain) if domain else graph.standard[node])
 
@@ -227,12 +228,12 @@ class Shapes:
         rule, node, found = self._rule(value, kind), self.graph.producer[value], list[tuple[int, int]]()
         if rule is None:
             return found
-        inputs = self.graph.node_inputs[node]
+        inputs, memo = self.graph.node_inputs[node], self._memo
         for wanted, positions in rule.needs:
             read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
-            found += [(need, wanted) for need in read if need not in self._memo[wanted]]
+            found += [(need, wanted) for need in read if need not in memo[wanted]]
         for captured in self.graph.captures.get(node, ()):
-            found += [(captured, wanted) for wanted in range(3) if captured not in self._memo[wanted]]
+            found += [(captured, wanted) for wanted in range(3) if captured not in memo[wanted]]
         return found
 
     def _settle(self, value: int, kind: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -46,6 +47,14 @@ class Step:
         return replace(self, how=replace(self.how, scale=1.0)) if self.how.spread else self
 
 
+class Elsewhere(Protocol):
+    """Another process that has the trial too."""
+
+    def error(self, step: Step, then: Step | None, *, full: bool) -> float | Reason | None:
+        """The error of an even step, None where it must be compared here; `then` is the next one, if that is known."""
+        ...
+
+
 @dataclass(frozen=True)
 class Trial:
     """Equality of the chosen outputs with the rule, at any sizes.
@@ -53,6 +62,7 @@ class Trial:
     Attributes:
         binding: sizes the site was proven at.
         validity: token counts the site is right for.
+        there: compares in place of this process, see `deltafuse.comparing`.
     """
 
     bench: Bench
@@ -62,6 +72,7 @@ class Trial:
     final: int | None
     binding: Binding
     validity: Validity | None = None
+    there: Elsewhere | None = field(default=None, repr=False, compare=False)
 
     def few_tokens(self, batch: int | None = 1) -> Binding | None:
         """A batch and as few tokens as still tell emitted nodes apart; None where the symbols allow none."""
@@ -197,6 +208,10 @@ class Ahead:
             return ready[1]
         return self._trial.draw(step.binding, step.how, step.seed)
 
+    def expect(self, steps: Sequence[Step]) -> None:
+        """Says what comes next, in place of what was said before."""
+        self._steps = deque(steps)
+
     def prepare(self) -> None:
         """Draws what comes next."""
         if self._steps:
@@ -205,5 +220,11 @@ class Ahead:
 
     def error(self, step: Step, *, full: bool = False) -> float | Reason:
         """As `Trial.error`."""
-        even = step.even
+        even, there = step.even, self._trial.there
+        if there is not None:
+            if self._steps and self._steps[0] == even:
+                self._steps.popleft()
+            found = there.error(even, next(iter(self._steps), None), full=full)
+            if found is not None:
+                return found
         return self._trial.compared(self.draw(even), even, full=full, meanwhile=self.prepare)

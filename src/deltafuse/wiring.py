@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
@@ -62,6 +63,8 @@ class Wirings:
         self._is_constant = np.zeros(len(graph.value_names), np.bool_)
         self._is_constant[list(graph.initializers)] = True
         self._begins, self._ends = graph.attribute_spans.wholes()
+        self._holds = np.zeros(len(graph.op), np.bool_)
+        self._holds[[node for node in graph.nodes_with(["Constant"]) if graph.standard[node]]] = True
 
     def of(self, roots: Sequence[int], nodes: Sequence[int], ends: Sequence[int]) -> Wiring:
         """The wiring of some nodes between values.
@@ -71,8 +74,8 @@ class Wirings:
             nodes: node ids, ascending.
             ends: values that are wanted of them.
         """
-        graph, nodes = self._model.graph, self._constants_last(nodes)
-        chosen = np.array(nodes, np.int32)
+        graph, chosen = self._model.graph, self._constants_last(np.array(nodes, np.int32))
+        nodes = cast("list[int]", chosen.tolist())
         (reads, read_counts), (writes, write_counts) = graph.reading.take(chosen), graph.writing.take(chosen)
         # What subgraphs read comes last: their bytes name it, so that equal ones read values of the same names.
         captured = [value for node in nodes if node in graph.captures for value in graph.captures[node]]
@@ -93,16 +96,23 @@ class Wirings:
         ]
         return Wiring(hashed(parts), values, firsts)
 
-    def _constants_last(self, nodes: Sequence[int]) -> list[int]:
+    def _constants_last(self, nodes: Numbers) -> Numbers:
         """The nodes, with those that only hold a constant behind all others, in the order in which these read them.
 
         Layers that are equal else share one constant with a layer before them, and have another one of their own.
         """
-        graph = self._model.graph
-        held = {node for node in nodes if graph.standard[node] == "Constant"}
-        others = [node for node in nodes if node not in held]
-        read = dict.fromkeys(graph.producer[value] for node in others for value in graph.reads(node))
-        return [*others, *(node for node in read if node in held), *sorted(held - read.keys())]
+        graph, held = self._model.graph, self._holds[nodes]
+        others, constants = nodes[~held], nodes[held]
+        if graph.captures.keys().isdisjoint(nodes.tolist()):
+            read, _ = graph.reading.take(others)
+        else:
+            read = np.array([value for node in others.tolist() for value in graph.reads(node)], np.int32)
+        makers = graph.producers[read]
+        makers = makers[(makers >= 0) & self._holds[makers]]
+        first = makers[np.sort(np.unique(makers, return_index=True)[1])]
+        first = first[np.isin(first, constants)]
+        unread = constants[~np.isin(constants, first)] if len(first) < len(constants) else constants[:0]
+        return np.concatenate([others, first, unread])
 
     def _attributes(self, nodes: Sequence[int], chosen: Numbers) -> list[bytes | memoryview]:
         """The attributes of each node as they are in the file; what a Constant holds where that lies outside of it."""

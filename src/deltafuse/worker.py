@@ -75,6 +75,11 @@ def write_message(stream: IO[bytes], message: object) -> None:
     stream.flush()
 
 
+def shown(error: Exception) -> str:
+    """An error of a kernel in one line."""
+    return str(error).splitlines()[0][:400] if str(error) else type(error).__name__
+
+
 def _read(stream: Source, size: int) -> memoryview:
     # not a bytearray: that would be filled with zeros first
     view, done = np.empty(size, np.uint8).data, 0
@@ -107,13 +112,14 @@ class Worker:
     Args:
         seconds: limit of each call; the child is killed beyond it, and beyond its share of what a whole run may take.
         memory: address space limit of the child in bytes.
+        compares: the child is going to be asked for comparisons, and makes ready for them at once.
 
     A child that was killed is replaced at the next `load`; sessions of the old one answer with a `Reason`.
     """
 
-    def __init__(self, seconds: float = 120.0, memory: int = 16 << 30) -> None:
+    def __init__(self, seconds: float = 120.0, memory: int = 16 << 30, *, compares: bool = False) -> None:
         self.seconds = seconds
-        self._memory = memory
+        self._arguments = (str(memory), *(["compares"] if compares else []))
         self._child = self._start()
 
     def __enter__(self) -> Worker:  # noqa: PYI034 - typing has Self from 3.11 on only
@@ -162,6 +168,10 @@ class Worker:
         """Frees a session."""
         self._ask(("unload", session.key))
 
+    def ask(self, verb: str, *arguments: object) -> object:
+        """Asks for something else that the child knows, see `deltafuse.worker_main`; its answer, or a Reason."""
+        return self._ask((verb, *arguments))
+
     def close(self) -> None:
         """Ends the child."""
         if self._child.poll() is None:
@@ -172,7 +182,7 @@ class Worker:
                 stream.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "deltafuse.worker_main", str(self._memory)]
+        command = [sys.executable, "-m", "deltafuse.worker_main", *self._arguments]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         for pipe in (child.stdin, child.stdout):
             _widen(cast("IO[bytes]", pipe))

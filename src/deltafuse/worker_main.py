@@ -9,9 +9,17 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from typing import IO, Any, cast
+from functools import cached_property
+from importlib import import_module
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from deltafuse.worker import AnyArray, Source, read_message, write_message
+from deltafuse.worker import AnyArray, Source, read_message, shown, write_message
+
+if TYPE_CHECKING:
+    from deltafuse.comparing import Held
+
+_TRIALS = "deltafuse.comparing"
 
 
 class _Sessions:
@@ -40,14 +48,34 @@ class _Sessions:
 
     def unload(self, key: int) -> None:
         self._open.pop(key, None)
+        if "trials" in vars(self):
+            self.trials.drop(key)
+
+    @cached_property
+    def trials(self) -> Held:
+        # Only proofs need it: the import takes as long as that of onnxruntime.
+        from deltafuse.comparing import Held
+
+        return Held(self.run)
+
+    def hold(self, key: int, source: str, trial: bytes) -> bool:
+        return self.trials.hold(key, source, trial)
+
+    def compare(self, *asked: Any) -> object:
+        return self.trials.compare(*asked)
 
 
-def _serve(source: Source, sink: IO[bytes]) -> None:
+def _serve(source: Source, sink: IO[bytes], *, compares: bool) -> None:
     sessions = _Sessions()
+    if compares:
+        # While the first cuts are loaded and run.
+        Thread(target=import_module, args=(_TRIALS,), daemon=True).start()
     verbs: dict[str, tuple[Callable[..., object], str]] = {
         "load": (sessions.load, "cut-does-not-load"),
         "run": (sessions.run, "cut-does-not-run"),
         "unload": (sessions.unload, "cut-does-not-run"),
+        "hold": (sessions.hold, "cut-does-not-run"),
+        "compare": (sessions.compare, "cut-does-not-run"),
     }
     while True:
         try:
@@ -58,18 +86,21 @@ def _serve(source: Source, sink: IO[bytes]) -> None:
         try:
             answer: tuple[str, object] = ("ok", call(*arguments))
         except Exception as error:
-            answer = (failure, str(error).splitlines()[0][:400] if str(error) else type(error).__name__)
+            answer = (failure, shown(error))
         write_message(sink, answer)
 
 
 def main() -> None:
-    """Serves until stdin ends, within the memory (bytes of address space) given as the first argument."""
+    """Serves until stdin ends, within the memory (bytes of address space) given as the first argument.
+
+    With a second one it makes ready for comparisons.
+    """
     memory = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     # Kernels that print must not disturb the protocol: stdout becomes stderr for everything else.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _serve(cast("Source", sys.stdin.buffer), sink)
+    _serve(cast("Source", sys.stdin.buffer), sink, compares=len(sys.argv) > 2)
 
 
 if __name__ == "__main__":

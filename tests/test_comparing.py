@@ -1,0 +1,103 @@
+"""What the worker compares by itself is what is compared here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphs
+from deltafuse.classes import classify
+from deltafuse.comparing import there_too
+from deltafuse.draws import DRAWS, LEAPS
+from deltafuse.patterns import load_file
+from deltafuse.prover import Proven, prove
+from deltafuse.reasons import Reason
+from deltafuse.shapes import Shapes
+from deltafuse.trial import Step, Trial
+from deltafuse.worker import Worker
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker(compares=True) as one:
+        yield one
+
+
+@pytest.fixture
+def trial(worker: Worker, tmp_path: Path) -> Trial:
+    scanned = graphs.scanned(graphs.step(), tmp_path)
+    (candidate,) = graphs.candidates(scanned)
+    found = prove(scanned, classify(scanned), Shapes(scanned), graphs.pattern(), worker, candidate)
+    assert isinstance(found, Proven), found
+    assert found.trial.there is not None
+    return found.trial
+
+
+def test_errors_are_those_of_a_comparison_here(trial: Trial) -> None:
+    here = replace(trial, there=None)
+    for seed, how in enumerate((*DRAWS, *LEAPS)):
+        for full in (True, False):
+            told = trial.error(trial.binding, how, seed, full=full)
+            assert told == here.error(trial.binding, how, seed, full=full)
+            assert isinstance(told, float)
+            assert told < 1e-8
+    steps = [Step(trial.binding, how, seed) for seed, how in enumerate(DRAWS)]
+    ahead, alone = (one.ahead([step.even for step in steps]) for one in (trial, here))
+    assert [ahead.error(step) for step in steps] == [alone.error(step) for step in steps]
+
+
+def test_a_wrong_rule_is_wrong_there_too(trial: Trial, worker: Worker) -> None:
+    halved = replace(trial.explained.assignment, scale=trial.explained.assignment.scale / 2)
+    other = replace(trial, explained=replace(trial.explained, assignment=halved))
+    told = there_too(worker, other).error(trial.binding, DRAWS[0], 0)
+    assert isinstance(told, float)
+    assert told > 0.1
+
+
+def test_a_rule_that_is_of_no_pattern_file_is_compared_here(trial: Trial, worker: Worker) -> None:
+    def own(*operands: Any) -> Any:
+        return trial.recurrence(*operands)
+
+    alone = there_too(worker, replace(trial, recurrence=own, there=None))
+    assert alone.there is None
+    assert alone.error(trial.binding, DRAWS[0], 0) == trial.error(trial.binding, DRAWS[0], 0)
+
+
+def test_a_rule_of_an_older_load_of_its_file_is_compared_here(trial: Trial, worker: Worker, tmp_path: Path) -> None:
+    file = tmp_path / "gated_delta_rule.py"
+    file.write_text("class Other:\n    pass\n\n\nPATTERN = Other()\n")
+    with pytest.raises(Exception, match="lacks name"):
+        load_file(file)
+    assert there_too(worker, replace(trial, there=None)).there is None
+
+
+def test_a_rule_that_raises_raises_here(worker: Worker, trial: Trial, tmp_path: Path) -> None:
+    source = Path(graphs.pattern().recurrence.__code__.co_filename).read_text()
+    stumbling = tmp_path / "stumbling_rule.py"
+    stumbling.write_text(
+        source.replace("    out = np.empty_like(value)\n", '    raise LookupError("stumbled")\n', 1)
+    )
+    rule: Any = load_file(stumbling).pattern
+    told = there_too(worker, replace(trial, recurrence=rule.recurrence, there=None))
+    assert told.there is not None
+    with pytest.raises(LookupError, match="stumbled"):
+        told.error(trial.binding, DRAWS[0], 0)
+
+
+def test_a_session_that_is_gone_is_told_as_it_is_here(trial: Trial, worker: Worker) -> None:
+    worker.unload(trial.bench.session)
+    told = trial.error(trial.binding, DRAWS[0], 0)
+    assert isinstance(told, Reason)
+    assert told.code == "cut-does-not-run"
+    assert told == replace(trial, there=None).error(trial.binding, DRAWS[0], 0)
+
+
+def test_a_comparison_that_takes_too_long_is_ended(trial: Trial, worker: Worker) -> None:
+    worker.seconds = 0.0
+    told = trial.error(trial.binding, DRAWS[0], 0)
+    assert isinstance(told, Reason)
+    assert told.code == "worker-timeout"
