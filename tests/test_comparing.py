@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -69,10 +69,13 @@ def test_a_rule_that_is_of_no_pattern_file_is_compared_here(trial: Trial, worker
 
 def test_a_rule_of_an_older_load_of_its_file_is_compared_here(trial: Trial, worker: Worker, tmp_path: Path) -> None:
     file = tmp_path / "gated_delta_rule.py"
-    file.write_text("class Other:\n    pass\n\n\nPATTERN = Other()\n")
-    with pytest.raises(Exception, match="lacks name"):
-        load_file(file)
-    assert there_too(worker, replace(trial, there=None)).there is None
+    file.write_text(Path(graphs.pattern().recurrence.__code__.co_filename).read_text())
+    shipped = graphs.pattern().recurrence
+    older, newer = (cast("Any", load_file(file).pattern).recurrence for _ in range(2))
+    assert there_too(worker, replace(trial, recurrence=older, there=None)).there is None
+    assert there_too(worker, replace(trial, recurrence=newer, there=None)).there is not None
+    # A file of the same name elsewhere is another one.
+    assert there_too(worker, replace(trial, recurrence=shipped, there=None)).there is not None
 
 
 def test_a_rule_that_raises_raises_here(worker: Worker, trial: Trial, tmp_path: Path) -> None:
