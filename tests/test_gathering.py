@@ -169,3 +169,68 @@ def test_a_token_of_another_scale_is_no_part(tmp_path: Path) -> None:
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx", target="ort")
     assert [site.status for site in report.sites] == ["fused"]
     assert difference(model, tmp_path / "fused.onnx", report) < SAME
+
+
+def two() -> onnx.ModelProto:
+    """Two such steps with inputs of their own."""
+    model = gated()
+    other = onnx.compose.add_prefix(gated(), "other/")
+    model.graph.node.extend(other.graph.node)
+    model.graph.input.extend(other.graph.input)
+    model.graph.output.extend(other.graph.output)
+    model.graph.initializer.extend(other.graph.initializer)
+    return model
+
+
+def test_a_site_that_is_left_out_keeps_its_tokens(tmp_path: Path) -> None:
+    model = two()
+    path, fused, back = graphs.save(model, tmp_path), tmp_path / "fused.onnx", tmp_path / "back.onnx"
+    report = graphs.fuse(path, fused, target="ort", skip_sites=("site.1",))
+    assert [site.status for site in report.sites] == ["fused", "match"]
+    assert graphs.codes(report) == ["", "left-out"]
+    assert [note.split(" wrote")[0] for note in report.notes if "gathered" in note] == ["gathered: site.0"]
+    written = onnx.load(fused)
+    assert not any("site.1" in name for node in written.graph.node for name in (node.name, *node.output))
+    assert difference(model, fused, report) < SAME
+    rollback(fused, back)
+    assert back.read_bytes() == path.read_bytes()
+
+
+def test_one_of_two_goes_back_by_itself(tmp_path: Path) -> None:
+    model = two()
+    path, fused, part = graphs.save(model, tmp_path), tmp_path / "fused.onnx", tmp_path / "part.onnx"
+    assert [site.status for site in graphs.fuse(path, fused, target="ort").sites] == ["fused", "fused"]
+    rollback(fused, part, sites=["site.0"])
+    written = onnx.load(part)
+    assert not any("site.0" in name for node in written.graph.node for name in (node.name, *node.output))
+    assert any("site.1" in node.name for node in written.graph.node)
+    rollback(part, tmp_path / "back.onnx")
+    assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["site.0/tokens", "site.0/tokens/1/index", "site.0/tokens/2"])
+def test_names_that_the_file_has_are_not_taken(tmp_path: Path, name: str) -> None:
+    model = gated()
+    constant(model, name, [7])
+    model.graph.output.append(helper.make_tensor_value_info("kept", onnx.TensorProto.INT64, [1]))
+    model.graph.node.append(helper.make_node("Identity", [name], ["kept"]))
+    path, fused = graphs.save(model, tmp_path), tmp_path / "fused.onnx"
+    report = graphs.fuse(path, fused, target="ort")
+    assert [site.status for site in report.sites] == ["fused"]
+    assert difference(model, fused, report) < SAME
+
+
+def test_a_branch_may_read_a_token(tmp_path: Path) -> None:
+    model = gated()
+    token = gates(model)[0].input[0]
+    body = helper.make_graph(
+        [helper.make_node("Neg", [token], ["turned"])], "body", [],
+        [helper.make_tensor_value_info("turned", onnx.TensorProto.FLOAT, [1, 4, 32])],
+    )  # fmt: skip
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    model.graph.node.append(helper.make_node("If", ["yes"], ["other"], then_branch=body, else_branch=body))
+    model.graph.output.append(helper.make_tensor_value_info("other", onnx.TensorProto.FLOAT, [1, 4, 32]))
+    path, fused = graphs.save(model, tmp_path), tmp_path / "fused.onnx"
+    report = graphs.fuse(path, fused, target="ort")
+    assert [site.status for site in report.sites] == ["fused"]
+    assert difference(model, fused, report) < SAME

@@ -113,7 +113,7 @@ LEAPS = (
 
 #: Every site is proven on this at a whole chunk: the last power of an inverse that is a series shows in no other draw,
 #: nor does a high power of what is less than one in all of them.
-CHAIN = Draw("each token takes back the one before", (-2.5, -1.5), 0.0, 1.0, (0.9, 1.1), 30.0, chained=True)
+CHAIN = Draw("each token takes back the one before", (-2.5, -1.5), 0.0, 1.0, (1.0, 1.1), 30.0, chained=True)
 
 #: Normal numbers of one draw, more than a head has; a prime, so that no two rows, heads or sequences begin at the same.
 _ROUND = 262_139

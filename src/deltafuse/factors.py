@@ -1,7 +1,8 @@
-"""Constant factors that a value's terms have.
+"""Constant factors and powers that a value's terms have.
 
-One next to nothing hides a term from every draw; and what one makes next to nothing, or next to infinite, and another
-one brings back is lost in the model's own types, though not in a proof in double.
+A factor next to nothing hides a term from every draw; and what one makes next to nothing, or next to infinite, and
+another one brings back is lost in the model's own types, though not in a proof in double. A high power of numbers below
+one, such as cosines, is next to nothing in every draw, too, unless these happen to be close to one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltafuse.constant_numbers import ConstantNumbers
+from deltafuse.contractions import CONTRACTIONS
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import Scope
 
@@ -21,6 +23,14 @@ TEXTS["far-factor"] = (
     "the operator {op} ({node}) makes a term that is {factor:.0e} times its operands: no trial may show what it is, or "
     "what the model's own type makes of it; take it out of the model"
 )
+
+TEXTS["high-power"] = (
+    "the operator {op} ({node}) makes a product of {degree} operands, number by number, which no way to write the rule "
+    "has: no trial may show what it is; take it out of the model"
+)
+
+#: Operands that are multiplied number by number: a way to write the rule has a few.
+_OPERANDS = 16
 
 #: Lowest and highest: terms with such a factor still are seen where draws differ in 1e-12 of the whole.
 _NEAR = (1e-5, 1e5)
@@ -38,11 +48,14 @@ class Factors:
         scope: the scope.
         numbers: those in its constants.
         known: data value -> the factor of its faintest term; not there where it is one.
+        degrees: data value -> how many operands are multiplied number by number in a term of it; not there where it is
+            one. Sums of products do not count: an inverse has such of all its tokens.
     """
 
     scope: Scope
     numbers: ConstantNumbers
     known: dict[int, Factor] = field(default_factory=dict[int, Factor])
+    degrees: dict[int, int] = field(default_factory=dict[int, int])
 
     def of(self, value: int) -> Factor:
         """The factor of a value's faintest term."""
@@ -66,10 +79,35 @@ class Factors:
         parts += [self._of_attributes(node)] if products else []
         found = faintest(parts) if sums else _NONE if op == "Exp" else _NONE.union(*parts)
         self.known.update(dict.fromkeys(graph.node_outputs[node], found) if found else {})
+        degree = self._degree(op, node, [value for value in inputs if value in data], products=products)
+        self.degrees.update(dict.fromkeys(graph.node_outputs[node], degree) if degree > 1 else {})
+        if degree > _OPERANDS:
+            return Reason("high-power", {"op": graph.op[node], "node": graph.label(node), "degree": degree})
         factor = size(found)
         if _NEAR[0] <= factor <= _NEAR[1]:
             return None
         return Reason("far-factor", {"op": graph.op[node], "node": graph.label(node), "factor": factor})
+
+    def degree(self, value: int) -> int:
+        """How many operands are multiplied, number by number, in a term of a value."""
+        return self.degrees.get(value, 1)
+
+    def _degree(self, op: str, node: int, data: Sequence[int], *, products: bool) -> int:
+        degrees = [self.degree(value) for value in data]
+        if op == "Exp" or not degrees:
+            return 1
+        if op == "Pow":
+            return _OPERANDS + 1
+        return sum(degrees) if products and self._by_number(op, node, data) else max(degrees)
+
+    def _by_number(self, op: str, node: int, data: Sequence[int]) -> bool:
+        """Whether a product has one number of each operand for each of its own, as far as is known."""
+        shape = None if self.scope.engine is None else self.scope.engine.shape
+        shapes = [None if shape is None else shape(value) for value in (*data, self.scope.graph.node_outputs[node][0])]
+        if None in shapes:
+            return op not in CONTRACTIONS
+        plain = [tuple(dim for dim in found or () if dim != 1) for found in shapes]
+        return all(found == plain[-1] for found in plain) and not (op in CONTRACTIONS and (shapes[0] or (1,))[-1] != 1)
 
     def _of_constant(self, node: int, value: int, *, divisor: bool) -> Factor:
         array = self.scope.constant(value)

@@ -6,7 +6,7 @@ proven as of any other value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from deltafuse.patterns import Pattern
 from deltafuse.restated import Restated
 from deltafuse.searching import Searched
 from deltafuse.splice import early_readers
+from deltafuse.wire import Model
 from deltafuse.worker import Worker
 
 #: Layout of one token -> axis of the tokens in that of all, and whether each token has it too.
@@ -29,7 +30,12 @@ _AXES = {"BTHV": (1, True), "BHTV": (2, True), "BT(HV)": (1, True), "BHV": (1, F
 
 
 def gathered(
-    file: Restated, order: Sequence[int] | None, found: Searched, rules: Iterable[Pattern], worker: Worker
+    file: Restated,
+    order: Sequence[int] | None,
+    found: Searched,
+    rules: Iterable[Pattern],
+    worker: Worker,
+    left: Collection[str] = (),
 ) -> Restated | None:
     """The file with the tokens of one more output put together.
 
@@ -39,6 +45,7 @@ def gathered(
         found: in its main graph.
         rules: that were looked for.
         worker: runs the cuts.
+        left: sites whose tokens stay as they are.
 
     Returns:
         None where there is no such output, or its tokens cannot be put together.
@@ -47,14 +54,16 @@ def gathered(
     if scope.model.opset_imports.get("", 0) < LEAST:
         return None
     for site in found.sites:
-        if not isinstance(site, NoMatch) or site.reason.code != "output-in-parts" or site.name in file.gathered:
+        if not isinstance(site, NoMatch) or site.reason.code != "output-in-parts":
+            continue
+        if site.name in (*left, *file.gathered):
             continue
         for rule in rules:
             known = (scope.model, scope.kinds, scope.shapes, rule, worker, found.candidates[site.name])
             parts = parts_of(*known)
             if parts is None or parts.layout not in _AXES:
                 continue
-            changes = _changes(graph, parts, _fresh(graph, f"{site.name}/tokens"), order)
+            changes = _changes(graph, parts, _fresh(scope.model, f"{site.name}/tokens"), order)
             if changes is not None:
                 return file.changed(changes, gathered=[site.name])
     return None
@@ -103,7 +112,8 @@ def _constant(name: str, array: npt.NDArray[np.int64]) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], name, value=numpy_helper.from_array(array))
 
 
-def _fresh(graph: Graph, name: str) -> str:
-    while graph.find(name) is not None:
+def _fresh(model: Model, name: str) -> str:
+    """A name that no name of the file begins with."""
+    while model.mapped.find(name.encode()) >= 0:
         name += "'"
     return name

@@ -105,6 +105,7 @@ class _Search(TermRules):
             for value, found, result in zip(outputs, kinds, body.graph.outputs[first:], strict=False):
                 found.add(inner.terms.get(result, Term.ZERO if inner.numbers.are_zeros(result) else Term.BARE))
                 self.factors.known[value] = faintest([self.factors.of(value), inner.factors.of(result)])
+                self.factors.degrees[value] = max(self.factors.degree(value), inner.factors.degree(result))
                 held.update({value} if result in inner.terms else ())
         for value, found in zip(outputs, kinds, strict=True):
             if value not in held:
@@ -126,8 +127,10 @@ class _Search(TermRules):
         terms.update(dict.fromkeys(noughts, Term.ZERO))
         carried = [(value, after) for value, after in body.carried.items() if body.graph.uncast(after) != value]
         factors = {value: self.factors.of(around) for value, around in outer.items()}
+        degrees = {value: self.factors.degree(around) for value, around in outer.items()}
         while True:
-            inner = _Search(within, dict(terms), set(whole), numbers, Factors(within, numbers, dict(factors)))
+            known = Factors(within, numbers, dict(factors), dict(degrees))
+            inner = _Search(within, dict(terms), set(whole), numbers, known)
             reason = inner.search(range(len(body.graph.op)))
             if reason is not None:
                 return reason

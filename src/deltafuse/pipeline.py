@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,10 +138,21 @@ def _prepare(options: FuseOptions, clock: Clock, chosen: Chosen) -> tuple[_Found
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout, compares=True) as worker:
         found = _find(options, clock, worker, chosen)
-        return found, *_plan(chosen, clock, worker, found)
+        draft, reports = _plan(chosen, clock, worker, found)
+        fused = {plan.match.name for plan in draft.plans}
+        left = [name for name in found.base.gathered if name not in fused]
+        if not left:
+            return found, draft, reports
+        # What is not fused stays as the file has it, and is told with what was found of it.
+        told = {report.name: replace(report, match=None) for report in reports if report.name in left}
+        found = _find(options, clock, worker, chosen, left)
+        draft, reports = _plan(chosen, clock, worker, found)
+        return found, draft, tuple(told.get(report.name, report) for report in reports)
 
 
-def _find(options: FuseOptions, clock: Clock, worker: Worker, chosen: Chosen) -> _Found:
+def _find(
+    options: FuseOptions, clock: Clock, worker: Worker, chosen: Chosen, left: Collection[str] = ()
+) -> _Found:
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None, chosen.ordinary)
         file = checked(scan(options.model, allow_outside=options.allow_outside))
@@ -155,7 +166,7 @@ def _find(options: FuseOptions, clock: Clock, worker: Worker, chosen: Chosen) ->
             scope = Enclosed.main(model)
         main = search.graph(scope)
         more = inlined(base, model, order, scope.kinds, search.recurrences, main.sites)
-        more = gathered(base, order, main, search.recurrences, worker) if more is None else more
+        more = gathered(base, order, main, search.recurrences, worker, left) if more is None else more
         if more is None:
             break
         base = more
