@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+import graphs
 from deltafuse.cli import main
 
 
@@ -36,3 +37,10 @@ def fuse(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(code, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[None]:
+    """All tests of a module share one worker; for modules that are not about workers."""
+    with graphs.one_worker():
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,10 +105,11 @@ def pattern() -> patterns.Pattern:
 
 @contextmanager
 def one_worker() -> Iterator[Worker]:
-    """Lets all runs of the pipeline share one worker: a child process each would take most of the time."""
+    """Lets all runs of fuse and verify share one worker: a child process each would take most of the time."""
     with Worker() as worker, pytest.MonkeyPatch.context() as patch:
         shared = _Shared(worker)
-        patch.setattr(pipeline, "Worker", lambda **_: shared)
+        for module in (pipeline, importlib.import_module("deltafuse.verify")):
+            patch.setattr(module, "Worker", lambda *_, **__: shared)
         yield worker
 
 

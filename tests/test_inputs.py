@@ -23,6 +23,8 @@ from deltafuse.verify_feeds import Part
 from deltafuse.wire import scan
 from exports import export
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 INT64, FLOAT, HALF = TensorProto.INT64, TensorProto.FLOAT, TensorProto.FLOAT16
 VOCABULARY, HIDDEN, IMAGE = 50, 4, 7
 ANY = (SiteSizes(symbol("seq"), (3, 12)),)

@@ -20,6 +20,8 @@ from deltafuse.targets import TargetOptions
 from exports import export
 from hand_match import FLOAT, HALF, Site, l2norm, match
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 CHUNK = Site(tokens=20, batch=1, norm=l2norm(FLOAT))
 DECODE = Site(tokens=3, batch=1)
 Edit = Callable[[onnx.ModelProto, onnx.NodeProto], None]

@@ -13,6 +13,8 @@ from deltafuse.match import FuseReport
 from deltafuse.options import FuseOptions, SilentProgress
 from exports import export
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 
 def fuse(path: Path, output: Path) -> FuseReport:
     return pipeline.fuse(FuseOptions(path, output), SilentProgress())

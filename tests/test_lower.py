@@ -22,6 +22,8 @@ from deltafuse.record import KEY
 from exports import export
 from tolerances import assert_close
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 CHUNK, RECURRENT = "ChunkGatedDeltaRule", "RecurrentGatedDeltaRule"
 FLOAT, HALF, DOUBLE = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE
 

@@ -24,6 +24,8 @@ from deltafuse.verify import verify
 from deltafuse.wire import scan
 from exports import export
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 REDUCTIONS = ["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
               "ReduceProd", "ReduceSumSquare"]  # fmt: skip
 

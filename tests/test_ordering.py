@@ -19,6 +19,8 @@ from deltafuse.wire import scan
 from exports import export
 from tolerances import assert_close
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 
 def last_node_first(source: Path, path: Path) -> Path:
     """The same graph with its nodes in the opposite order."""

@@ -134,12 +134,18 @@ def test_an_installed_package_finds_its_patterns(installed: Path, tmp_path: Path
     assert [line.split()[0] for line in lines[3:]] == [entry.name for entry in loaded()]
 
 
+def called(node: ast.Call) -> str:
+    """The last name of what is called."""
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
 def imports(path: Path) -> set[str]:
     """Top-level names of what a file imports, `importlib.import_module` included."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     plain |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and called(node) == "import_module"]
     plain |= {argument.value for call in calls for argument in call.args if isinstance(argument, ast.Constant)}
     return {name.split(".")[0] for name in plain}
 

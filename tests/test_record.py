@@ -25,6 +25,8 @@ from deltafuse.record import KEY, Mode, Receipt, find, node_digest, publish, sid
 from deltafuse.rollback import rollback
 from wire_forms import FORMS, SITES, external_tensor, random_changes, step_model, write
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 _PLAIN = {"plain": None, **FORMS}
 
 

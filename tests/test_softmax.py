@@ -6,6 +6,8 @@ import pytest
 
 import graphs
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 #: Softmax attention with a forget gate over four tokens, and a decayed sum of outer products as its last state.
 ATTENTION = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -14,6 +14,8 @@ from deltafuse.verify import verify
 from exports import export
 from sabotage import attribute, custom, g_rounded, insert, layers_exchanged, port, scale_off, state_zeroed
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 DECODE = "full_decode_ts17"
 
 

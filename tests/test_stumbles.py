@@ -24,6 +24,8 @@ from deltafuse.tables_pins import pinned_lines
 from deltafuse.targets.listing import MARKS
 from exports import export
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 Fuse = Callable[..., Outcome]
 DECODE, PREFILL, BATCHES = (export(name).path for name in ("full_decode_ts17", "full_prefill_ts17", "rec_ts17_dynB"))
 

@@ -25,6 +25,8 @@ from exports import Export, export, exports
 from hand_match import BF16, FLOAT, HALF, Site, arrange, arrays, l2norm, match, recurrence
 from tolerances import TOLERANCES, assert_close, cosine, nrmse
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 TARGETS = ["ort", "onnx"]
 MATCHES = exports(expect="match")
 

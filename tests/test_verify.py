@@ -45,6 +45,8 @@ from sabotage import (
     undecayed_delta,
 )
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 FIXTURES = Path(__file__).parent / "fixtures"
 
 

@@ -14,6 +14,8 @@ from deltafuse.verify_bars import KINDS, Bar, Overrides, bar, bar_of, target_of
 from deltafuse.wire import scan
 from exports import export
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 
 def fused(tmp_path, name="full_decode_ts17", **options):
     path = tmp_path / "fused.onnx"

@@ -10,6 +10,8 @@ import pytest
 import graphs
 from deltafuse import verify
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 FOLDERS = [Path(__file__).parent / folder for folder in ("fixtures", "zoo")]
 SMALL_BYTES = 60_000
 

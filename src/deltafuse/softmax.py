@@ -17,7 +17,7 @@ __all__ = ["SOFTMAX_ATTENTION", "scores_inside", "softmax_attention", "weighs_va
 
 #: Reason of a candidate that is such an attention.
 SOFTMAX_ATTENTION = "softmax-attention"
-TEXTS[SOFTMAX_ATTENTION] = (
+TEXTS["softmax-attention"] = (
     "the softmax {node} of values inside the site weighs others: this is attention with softmax and not {rule}; leave "
     "it as it is, or take the softmax out of the model, if {rule} is meant"
 )

@@ -16,9 +16,9 @@ __all__ = ["UNRELATED", "unrelated"]
 UNRELATED = "unrelated-files"
 TEXTS.update(
     {
-        UNRELATED: "{fused} was not made from {unfused}: {nodes} of its {kept} nodes that no fuse wrote, {inputs} "
-        "and {outputs} are the same in both{recorded}; give the file that it was made from in place of {unfused}, or "
-        "fuse {unfused} and give what that writes",
+        "unrelated-files": "{fused} was not made from {unfused}: {nodes} of its {kept} nodes that no fuse wrote, "
+        "{inputs} and {outputs} are the same in both{recorded}; give the file that it was made from in place of "
+        "{unfused}, or fuse {unfused} and give what that writes",
     }
 )
 
