@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import graphs
+from deltafuse import factors
 from deltafuse.cli import main
 
 
@@ -44,3 +45,9 @@ def one_worker() -> Iterator[None]:
     """All tests of a module share one worker; for modules that are not about workers."""
     with graphs.one_worker():
         yield
+
+
+@pytest.fixture
+def any_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No constant is too small or too large, for tests of what must show all the same."""
+    monkeypatch.setattr(factors, "_NEAR", (0.0, float("inf")))

@@ -23,9 +23,10 @@ from deltafuse.sites import Site, prove_sites
 from deltafuse.worker import Worker
 
 FREE = [("[1,1,4", "[N,1,4"), ("[1,4,5,3]", "[N,4,5,3]")]
+#: A decay that is 2^-30 less than it is to be.
 NEARLY = [
-    ("decayed = Mul(state, e2)", "e3 = Add(e2, little)\n  decayed = Mul(state, e3)"),
-    ("float scale", "float little = {1e-10}, float scale"),
+    ("decayed = Mul(state, e2)", "e3 = Mul(e2, more)\n  e4 = Mul(e3, less)\n  decayed = Mul(state, e4)"),
+    ("float scale", "float more = {1.000030517578125}, float less = {0.999969482421875}, float scale"),
 ]
 NEEDS_A_BATCH = [
     *FREE,

@@ -64,6 +64,7 @@ WAITING = [
     ),
     ("o = ReduceSum<keepdims = 0>(read, row)", "o0 = ReduceSum<keepdims = 0>(read, row)\n    o = Add(o0, oldest)"),
 ]
+@pytest.mark.usefixtures("any_factor")
 @pytest.mark.parametrize("edits", [GROWING, WAITING], ids=["growing", "waiting"])
 def test_a_loop_that_remembers_more_than_the_state_is_not_fused(edits: list[tuple[str, str]], tmp_path: Path) -> None:
     assert codes(tmp_path, *edits) == ["further-memory"]

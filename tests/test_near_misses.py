@@ -108,6 +108,7 @@ def test_a_value_that_is_missing_at_one_token_is_refused(tmp_path: Path) -> None
     assert (report.exit, graphs.codes(report)) == (3, ["not-the-rule"])
 
 
+@pytest.mark.usefixtures("any_factor")
 def test_a_difference_below_the_screen_is_still_a_difference(tmp_path: Path) -> None:
     edits = (
         ("decayed = Mul(state, e2)", "e3 = Add(e2, little)\n  decayed = Mul(state, e3)"),

@@ -56,6 +56,7 @@ def summed(text: str, times: int, folder: Path) -> Path:
     return graphs.save(loops.loop(("float scale = {0.25}", NUMBERS), result, functions=function), folder)
 
 
+@pytest.mark.usefixtures("any_factor")
 def test_a_sum_of_sums_of_sums_is_not_fused(tmp_path: Path) -> None:
     report = graphs.fuse(summed("w{1} = CumSum(w{0}, tokens)", 20, tmp_path), tmp_path / "out.onnx")
     assert graphs.codes(report) == ["nested-sums"]

@@ -101,6 +101,7 @@ def test_what_treats_sequences_alike_is_fused(text: str, tmp_path: Path) -> None
 SHUFFLED = "p = Reshape(raw, flat)\n w = Transpose(p)\n m = Reshape(w, back)\n z = Sub(m, raw)\n "
 
 
+@pytest.mark.usefixtures("any_factor")
 @pytest.mark.parametrize(
     ("text", "code"),
     [
