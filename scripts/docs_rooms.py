@@ -109,7 +109,7 @@ ROOMS = (
         "Targets",
         "contracts of operators, their limits, the nodes that are written",
         "how a match was found",
-        ("targets/*", "planning", "emitted", "adjusting", "drafting", "opset", "aliases"),
+        ("targets/*", "planning", "emitted", "adjusting", "drafting", "forecast", "opset", "aliases"),
     ),
     Room(
         "Writing and undoing",

@@ -17,6 +17,7 @@ from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.extract import extract_sites
+from deltafuse.forecast import Forecast
 from deltafuse.gathering import gathered
 from deltafuse.inlining import inlined
 from deltafuse.limits import bounded, no_garbage_collection
@@ -137,17 +138,19 @@ def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
 def _prepare(options: FuseOptions, clock: Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout, compares=True) as worker:
-        found = _find(options, clock, worker, chosen)
-        return found, *_plan(chosen, clock, worker, found)
+        forecast = Forecast(chosen)
+        found = _find(options, clock, worker, forecast)
+        return found, *_plan(clock, worker, forecast, found)
 
 
-def _find(options: FuseOptions, clock: Clock, worker: Worker, chosen: Chosen) -> _Found:
+def _find(options: FuseOptions, clock: Clock, worker: Worker, forecast: Forecast) -> _Found:
+    chosen = forecast.chosen
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None, chosen.ordinary)
         file = checked(scan(options.model, allow_outside=options.allow_outside))
         if options.pins:
             check_pins(options.pins, Shapes(file))
-    search = Search(rules, clock, worker)
+    search = Search(rules, clock, worker, forecast.look)
     base = Restated(file)
     while True:
         with clock.stage("scanning"):
@@ -163,9 +166,9 @@ def _find(options: FuseOptions, clock: Clock, worker: Worker, chosen: Chosen) ->
     return _Found(file, base, order, search.bodies(main) if chosen.control_flow else main)
 
 
-def _plan(chosen: Chosen, clock: Clock, worker: Worker, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
+def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
     """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
-    graphs = found.graphs
+    chosen, graphs = forecast.chosen, found.graphs
     opset, imports = found.base.model.opset_imports.get("", 17), found.base.model.opset_imports
     names = [name for searched in graphs for name in searched.names]
     plan_file.check_sites(chosen, names)
@@ -182,7 +185,7 @@ def _plan(chosen: Chosen, clock: Clock, worker: Worker, found: _Found) -> tuple[
             (*(plan for plan in plans if isinstance(plan, Plan)), *ordinary)
             for plans, (ordinary, _) in zip(planned, expressions, strict=True)
         ]
-        with Task(lambda: drafting.outline(chosen, scopes, likely)) as task:
+        with Task(lambda: forecast.outline(scopes, likely)) as task:
             proven = [_prove_plans(chosen, worker, *pair) for pair in zip(graphs, planned, strict=True)]
         plans = [(*first, *ordinary) for (first, _), (ordinary, _) in zip(proven, expressions, strict=True)]
         # What was refused after all does nothing to the file.
