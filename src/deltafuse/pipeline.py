@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deltafuse import drafting, edits, files, outcome, patterns, plan_file, record
 from deltafuse.background import Task
+from deltafuse.children import Child
 from deltafuse.choosing import Chosen, of_options
 from deltafuse.clock import Clock
 from deltafuse.drafting import Draft
@@ -60,8 +61,10 @@ class _Found:
 
 
 @no_garbage_collection()
-def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
+def fuse(options: FuseOptions, progress: Progress, child: Child | None = None) -> FuseReport:
     """Fuses a model; see `FuseOptions`. Nothing is written unless the report's exit is 0.
+
+    A worker's child that was started already is used.
 
     Raises:
         UserError: the file, an option or the output cannot be used as they are.
@@ -74,7 +77,7 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     _check_page(options)
     chosen = plan_file.chosen_by(options)
     options = chosen.options
-    found, draft, reports = _prepare(options, clock, chosen)
+    found, draft, reports = _prepare(options, clock, chosen, child)
     report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
     if options.plan is not None and options.dry_run and report.exit in (0, 4):
@@ -89,13 +92,16 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
 
 
 @no_garbage_collection()
-def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
-    """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for."""
+def inspect(options: FuseOptions, progress: Progress, child: Child | None = None) -> FuseReport:
+    """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for.
+
+    A worker's child that was started already is used.
+    """
     clock = Clock(progress)
     _check_page(options)
     extracted: tuple[str, ...] = ()
     chosen = of_options(options)
-    found, draft, reports = _prepare(options, clock, chosen)
+    found, draft, reports = _prepare(options, clock, chosen, child)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft)
     report = _report(chosen, found, draft, reports, clock)
@@ -135,9 +141,11 @@ def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
 
 
 @bounded
-def _prepare(options: FuseOptions, clock: Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
+def _prepare(
+    options: FuseOptions, clock: Clock, chosen: Chosen, child: Child | None
+) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
-    with Worker(seconds=options.timeout, compares=True) as worker:
+    with Worker(seconds=options.timeout, compares=True, child=child) as worker:
         forecast = Forecast(chosen)
         found = _find(options, clock, worker, forecast)
         return found, *_plan(clock, worker, forecast, found)
