@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
 from typing import IO, cast
 
 #: Limit of the child's address space in bytes.
@@ -39,12 +41,30 @@ def end(child: Child) -> None:
             stream.close()
 
 
+@dataclass(frozen=True)
+class Early:
+    """What a command begins before its run.
+
+    Attributes:
+        child: for the run's worker, makes ready for comparisons.
+        module: that will be needed after the run; empty for none.
+    """
+
+    child: Child
+    module: str = ""
+
+    def idle(self) -> None:
+        """To be called while the run waits for its worker."""
+        if self.module:
+            import_module(self.module)
+
+
 @contextmanager
-def early() -> Generator[Child]:
-    """A child that compares, for a worker that is going to be made; it is ended with the block."""
+def early(module: str = "") -> Generator[Early]:
+    """Starts a child, which is ended with the block; see `Early`."""
     child = start(compares=True)
     try:
-        yield child
+        yield Early(child, module)
     finally:
         end(child)
 

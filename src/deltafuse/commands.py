@@ -40,11 +40,11 @@ def _fuse(given: argparse.Namespace) -> int:
             raise UserError("usage", "--plan is of one model: give the path of a model")
         return folder_commands.fuse(fuse_options(given), given.json)
     options = fuse_options(given)
-    with early() as child:
+    with early("" if given.json else "deltafuse.tables") as begun:
         from deltafuse import pipeline
 
         with progress() as shown:
-            report = pipeline.fuse(options, shown, child)
+            report = pipeline.fuse(options, shown, begun)
     if report.exit or given.dry_run:
         report = dataclasses.replace(report, output=None)
     if given.dry_run and not given.json:

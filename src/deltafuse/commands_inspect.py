@@ -45,11 +45,11 @@ def inspect(given: argparse.Namespace) -> int:
 
 def _sites(given: argparse.Namespace, listed: Document) -> int:
     options = fuse_options(given)
-    with early() as child:
+    with early("" if given.json else "deltafuse.tables") as begun:
         from deltafuse import pipeline
 
         with progress() as shown:
-            report = pipeline.inspect(options, shown, child)
+            report = pipeline.inspect(options, shown, begun)
     code = _show(report, given, listed)
     if given.netron:
         _open_netron(report)

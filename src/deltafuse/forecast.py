@@ -5,7 +5,7 @@ It is kept with all that it was worked out from, and taken only where the proven
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -27,10 +27,12 @@ class Forecast:
 
     Args:
         chosen: what becomes of which site.
+        idle: is called when nothing is left to be made ahead.
     """
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: Chosen, idle: Callable[[], None] | None = None) -> None:
         self.chosen = chosen
+        self._idle = idle
         self._asked: object = None
         self._outlines: tuple[Outline, ...] = ()
 
@@ -45,6 +47,8 @@ class Forecast:
             asked = self._key([scope], [plans])
             self._outlines = drafting.outline(chosen, [scope], [plans])
             self._asked = asked
+        if self._idle is not None:
+            self._idle()
 
     def outline(self, scopes: Sequence[Enclosed], plans: Plans) -> tuple[Outline, ...]:
         """As `deltafuse.drafting.outline`."""

@@ -47,8 +47,9 @@ def operators_of(file: Model, graphs: Sequence[Graph], draft: Draft) -> Mapping[
 def _counted(graph: Graph, nodes: Collection[int] | None = None) -> Counter[str]:
     ops, domains = (graph.op, graph.domain) if nodes is None else _of(graph, nodes)
     # Nearly always there is one domain: texts are counted faster than pairs.
-    one = {*domains} <= {""}
-    keys = Counter({(op, ""): count for op, count in Counter(ops).items()}) if one else Counter(zip(ops, domains))
+    alone = {*domains} <= {""}
+    counts = {(op, ""): count for op, count in Counter(ops).items()} if alone else zip(ops, domains, strict=True)
+    keys = Counter(counts)
     found = Counter({title(op, domain): count for (op, domain), count in keys.items() if op != "Custom" or domain})
     chosen = range(len(graph.op)) if nodes is None else nodes
     if keys["Custom", ""]:

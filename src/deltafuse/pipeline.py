@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deltafuse import drafting, edits, files, outcome, patterns, plan_file, record
 from deltafuse.background import Task
-from deltafuse.children import Child
+from deltafuse.children import Early
 from deltafuse.choosing import Chosen, of_options
 from deltafuse.clock import Clock
 from deltafuse.drafting import Draft
@@ -61,10 +61,10 @@ class _Found:
 
 
 @no_garbage_collection()
-def fuse(options: FuseOptions, progress: Progress, child: Child | None = None) -> FuseReport:
+def fuse(options: FuseOptions, progress: Progress, early: Early | None = None) -> FuseReport:
     """Fuses a model; see `FuseOptions`. Nothing is written unless the report's exit is 0.
 
-    A worker's child that was started already is used.
+    What a command began before is used.
 
     Raises:
         UserError: the file, an option or the output cannot be used as they are.
@@ -77,7 +77,7 @@ def fuse(options: FuseOptions, progress: Progress, child: Child | None = None) -
     _check_page(options)
     chosen = plan_file.chosen_by(options)
     options = chosen.options
-    found, draft, reports = _prepare(options, clock, chosen, child)
+    found, draft, reports = _prepare(options, clock, chosen, early)
     report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
     if options.plan is not None and options.dry_run and report.exit in (0, 4):
@@ -92,16 +92,16 @@ def fuse(options: FuseOptions, progress: Progress, child: Child | None = None) -
 
 
 @no_garbage_collection()
-def inspect(options: FuseOptions, progress: Progress, child: Child | None = None) -> FuseReport:
+def inspect(options: FuseOptions, progress: Progress, early: Early | None = None) -> FuseReport:
     """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for.
 
-    A worker's child that was started already is used.
+    What a command began before is used.
     """
     clock = Clock(progress)
     _check_page(options)
     extracted: tuple[str, ...] = ()
     chosen = of_options(options)
-    found, draft, reports = _prepare(options, clock, chosen, child)
+    found, draft, reports = _prepare(options, clock, chosen, early)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft)
     report = _report(chosen, found, draft, reports, clock)
@@ -142,11 +142,11 @@ def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
 
 @bounded
 def _prepare(
-    options: FuseOptions, clock: Clock, chosen: Chosen, child: Child | None
+    options: FuseOptions, clock: Clock, chosen: Chosen, early: Early | None
 ) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
-    with Worker(seconds=options.timeout, compares=True, child=child) as worker:
-        forecast = Forecast(chosen)
+    with Worker(seconds=options.timeout, compares=True, child=None if early is None else early.child) as worker:
+        forecast = Forecast(chosen, None if early is None else early.idle)
         found = _find(options, clock, worker, forecast)
         return found, *_plan(clock, worker, forecast, found)
 
