@@ -86,7 +86,7 @@ ROOMS = (
         "Running a cut",
         "cut a candidate out, turn it into double, run it in a worker with limits",
         "rules, targets",
-        ("cuts", "probe*", "bench", "feeds", "draws", "worker*", "background", "kernels"),
+        ("cuts", "probe*", "bench", "feeds", "draws", "worker*", "children", "background", "kernels"),
     ),
     Room(
         "Proving",
@@ -109,7 +109,7 @@ ROOMS = (
         "Targets",
         "contracts of operators, their limits, the nodes that are written",
         "how a match was found",
-        ("targets/*", "planning", "emitted", "adjusting", "drafting", "opset", "aliases"),
+        ("targets/*", "planning", "emitted", "adjusting", "drafting", "forecast", "opset", "aliases"),
     ),
     Room(
         "Writing and undoing",

@@ -306,7 +306,7 @@ def test_sites_are_chosen_by_name(fuse: Fuse, tmp_path: Path) -> None:
 def test_repeated_options_reach_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[FuseOptions] = []
 
-    def take(options: FuseOptions, _: object) -> None:
+    def take(options: FuseOptions, *_: object) -> None:
         seen.append(options)
         raise KeyboardInterrupt
 

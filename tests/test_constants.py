@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -12,7 +14,7 @@ import graphs
 import loops
 from deltafuse.bodies import bodies
 from deltafuse.classes import classify
-from deltafuse.constant_numbers import ConstantNumbers
+from deltafuse.constant_numbers import ConstantNumbers, distinct
 from deltafuse.constants import rounded, rounded_constant
 from deltafuse.scope import Scope
 from deltafuse.shapes import Shapes
@@ -287,3 +289,11 @@ def test_what_a_scatter_puts_in_place_is_told(tmp_path: Path) -> None:
 )
 def test_what_a_scatter_adds_up_is_not_told(made: str, tmp_path: Path) -> None:
     assert numbers(f"i = Constant<value = int64[1,1] {{0}}>()\n {made}", SINGLE, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "values", [[], [[0.0, 1.0], [1.0, 0.0]], [-0.0, 0.0, 2.0], [np.nan, 1.0, np.nan, -1.0], [np.inf, -np.inf, np.nan]]
+)
+def test_the_numbers_of_a_constant_are_those_that_numpy_finds(values: Any) -> None:
+    array = np.array(values, np.float64)
+    np.testing.assert_array_equal(distinct(array), np.unique(array))

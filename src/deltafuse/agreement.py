@@ -23,6 +23,8 @@ TEXTS.update(
 BAR = 1e-12
 #: The same where a decay leaps or tokens are a chain: sums lose digits there, and what is wrong is far larger.
 _FAR_BAR = 1e-8
+#: Logarithms of a decay that leaves all as it is.
+_NONE = (0.0, 0.0)
 #: Sequences that a free batch is tried with: a mask can tell the first, the last and those between.
 BATCH = 4
 
@@ -56,13 +58,19 @@ def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
     return errors[1:] if worst <= BAR else Reason("not-equal", {"draw": _draw_of(errors), "error": worst})
 
 
-def leap_fails(trial: Trial, at: Binding) -> Reason | None:
-    """A power of the decay that the rule does not have: one large decay makes it larger than all else, or no number."""
-    if "g" not in trial.explained.assignment.values:
-        return None
+def far_fails(trial: Trial, at: Binding) -> Reason | None:
+    """What the rule does not have and only shows where operands are far from each other: see below, in this order."""
+    decays = "g" in trial.explained.assignment.values
     few = trial.few_tokens(None if at.batch is None else 1) or at
-    steps = [Step(few, how, seed) for seed, how in enumerate(LEAPS)]
-    ahead = trial.ahead(steps)
+    leaps = [Step(few, how, seed) for seed, how in enumerate(LEAPS)] if decays else []
+    chain = Step(at, CHAIN if decays else replace(CHAIN, decay=_NONE), 0)
+    ahead = trial.ahead([step.even for step in (*leaps, chain)])
+    fault = _leap_fails(ahead, leaps)
+    return _chain_fails(ahead, chain) if fault is None else fault
+
+
+def _leap_fails(ahead: Ahead, steps: Sequence[Step]) -> Reason | None:
+    """A power of the decay that the rule does not have: one large decay makes it larger than all else, or no number."""
     for step in steps:
         error, how = ahead.error(step), step.how
         if isinstance(error, Reason):
@@ -72,15 +80,14 @@ def leap_fails(trial: Trial, at: Binding) -> Reason | None:
     return None
 
 
-def chain_fails(trial: Trial, at: Binding) -> Reason | None:
+def _chain_fails(ahead: Ahead, step: Step) -> Reason | None:
     """A power of what one token takes of another that is missing: where these are small, so is what is missing."""
-    how = CHAIN if "g" in trial.explained.assignment.values else replace(CHAIN, decay=(0.0, 0.0))
-    error = trial.error(at, how, 0)
+    error = ahead.error(step)
     if isinstance(error, Reason) and error.code == "overflows":
-        error = trial.error(at, replace(how, decay=(0.0, 0.0)), 0)
+        error = ahead.error(replace(step, how=replace(step.how, decay=_NONE)))
     if isinstance(error, Reason):
         return error
-    return Reason("not-equal", {"draw": how.name, "error": error}) if error > _FAR_BAR else None
+    return Reason("not-equal", {"draw": step.how.name, "error": error}) if error > _FAR_BAR else None
 
 
 def _error(ahead: Ahead, step: Step, *, full: bool) -> float | Reason | None:

@@ -8,7 +8,7 @@ is asked in the order in which it would be asked without: what is found does not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -46,6 +46,7 @@ class Lookahead(Outlook, Generic[T]):
         shapes: what all this asks; goes back to what it was where a proof does not hold.
         settle: says what becomes of a candidate if it is what is likely, and tells `shapes` of it: likely outcome and
             pattern of the site that is being proven, that site, the candidate.
+        foresee: is told what becomes of the candidate that is being proven and all that follow, where that is likely.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class Lookahead(Outlook, Generic[T]):
         finder: Finder,
         shapes: Shapes,
         settle: Callable[[Proven, Pattern, Seen[T], Seen[T]], T],
+        foresee: Callable[[Sequence[T]], object] | None = None,
     ) -> None:
         self._finder = finder
         self._shapes = shapes
         self._settle = settle
+        self._foresee = foresee
         self._next = 0
         self._ready: deque[Seen[T]] = deque()
         self._last: Seen[T] | None = None
@@ -89,6 +92,8 @@ class Lookahead(Outlook, Generic[T]):
                 return
             found.likely = self._settle(likely, pattern, first, found)
             yield
+        if self._foresee is not None:
+            self._foresee([seen.likely for seen in (first, *self._ready) if seen.likely is not None])
 
     def retract(self) -> None:
         """It is not: forgets what was found since."""

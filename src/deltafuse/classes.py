@@ -205,7 +205,9 @@ def _oblong(head: TensorHead) -> bool:
 
 def _mask(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:
     """One axis: a bias or a norm's scale, also where all are equal (freshly made ones are), but for zeros and ones."""
-    return set(np.unique(np.asarray(array, np.float64)).tolist()) == {0.0, 1.0}
+    values = np.asarray(array, np.float64)
+    zeros, ones = values == 0.0, values == 1.0
+    return bool(zeros.any() and ones.any() and (zeros | ones).all())
 
 
 def _structural(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from deltafuse.children import early
 from deltafuse.console import progress
 from deltafuse.diagnosis import explained
 from deltafuse.errors import UserError
@@ -38,10 +39,12 @@ def _fuse(given: argparse.Namespace) -> int:
         if given.plan is not None:
             raise UserError("usage", "--plan is of one model: give the path of a model")
         return folder_commands.fuse(fuse_options(given), given.json)
-    from deltafuse import pipeline
+    options = fuse_options(given)
+    with early("" if given.json else "deltafuse.tables") as begun:
+        from deltafuse import pipeline
 
-    with progress() as shown:
-        report = pipeline.fuse(fuse_options(given), shown)
+        with progress() as shown:
+            report = pipeline.fuse(options, shown, begun)
     if report.exit or given.dry_run:
         report = dataclasses.replace(report, output=None)
     if given.dry_run and not given.json:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
 
+from deltafuse.children import early
 from deltafuse.commands import fuse_options, refuse_page, show, show_fuse
 from deltafuse.console import progress
 from deltafuse.errors import UserError
@@ -43,10 +44,12 @@ def inspect(given: argparse.Namespace) -> int:
 
 
 def _sites(given: argparse.Namespace, listed: Document) -> int:
-    from deltafuse import pipeline
+    options = fuse_options(given)
+    with early("" if given.json else "deltafuse.tables") as begun:
+        from deltafuse import pipeline
 
-    with progress() as shown:
-        report = pipeline.inspect(fuse_options(given), shown)
+        with progress() as shown:
+            report = pipeline.inspect(options, shown, begun)
     code = _show(report, given, listed)
     if given.netron:
         _open_netron(report)

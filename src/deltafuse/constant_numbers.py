@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 
 from deltafuse.constant_pairs import NARROW, holds, reckons
 from deltafuse.dtypes import REAL
@@ -64,7 +65,7 @@ class ConstantNumbers:
         node = graph.producer[value]
         array = self.scope.constant(value)
         if array is not None:
-            return frozenset(np.unique(array.astype(np.float64)).tolist()[: _MOST + 1])
+            return frozenset(distinct(array.astype(np.float64)).tolist()[: _MOST + 1])
         outer = self.scope.outer(value)
         if outer and self.scope.around is not None:
             return ConstantNumbers(self.scope.around).of(outer, depth + 1)
@@ -121,3 +122,11 @@ class ConstantNumbers:
                 return None
             found |= numbers
         return frozenset(found)
+
+
+def distinct(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """As `numpy.unique`, whose first call imports all that there is on masked arrays."""
+    values = np.sort(array, axis=None)
+    nans = np.count_nonzero(np.isnan(values))
+    values = values[: len(values) - nans + 1] if nans else values
+    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values

@@ -225,7 +225,7 @@ def _removals(model: Model, changes: Changes) -> Iterator[Edit]:
         taken[list(nodes)] = True
         gone = np.flatnonzero(taken)
         begins, stops = starts[gone], ends[gone]
-        parted = (stops[:-1] != begins[1:]) | np.isin(begins[1:], np.array([*cuts], np.int64))
+        parted = (stops[:-1] != begins[1:]) | np.array([begin in cuts for begin in begins[1:].tolist()], np.bool_)
         first = np.flatnonzero(np.concatenate([[len(gone) > 0], parted]))
         last = np.flatnonzero(np.concatenate([parted, [len(gone) > 0]]))
         for start, end in zip(begins[first].tolist(), stops[last].tolist(), strict=True):

@@ -193,7 +193,7 @@ class Finder:
         colours, starts = [_FREE] * len(graph.op), [_FREE] * len(graph.op)
         for node, site in anchors.items():
             starts[node] = site
-        weight, data, captures = int(Kind.WEIGHT), int(Kind.DATA), graph.captures
+        weight, data, captures, inside = int(Kind.WEIGHT), int(Kind.DATA), graph.captures, bool(self._model.place)
         for node in range(min(anchors), len(graph.op)):
             colour = _FREE
             read = graph.node_inputs[node] if node not in captures else graph.reads(node)
@@ -203,7 +203,7 @@ class Finder:
                     colour = seen if colour in (_FREE, seen) else _JOINED
             if colour == _FREE:
                 colour = starts[node]
-            if colour < 0 or graph.op[node] in fence or self._is_placed(node):
+            if colour < 0 or graph.op[node] in fence or (inside and self._is_placed(node)):
                 continue
             outputs = graph.node_outputs[node]
             if kinds[outputs[0]] != data or weight in [kinds[value] for value in read]:
@@ -216,7 +216,7 @@ class Finder:
     def _is_placed(self, node: int) -> bool:
         """Whether a body puts a result where its step number says, among those of other steps or layers."""
         graph = self._graph
-        if not self._model.place or graph.standard[node] not in ("ScatterND", "ScatterElements", "Gather"):
+        if graph.standard[node] not in ("ScatterND", "ScatterElements", "Gather"):
             return False
         return self._kinds[graph.node_inputs[node][1]] == Kind.DATA
 

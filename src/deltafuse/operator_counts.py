@@ -45,8 +45,11 @@ def operators_of(file: Model, graphs: Sequence[Graph], draft: Draft) -> Mapping[
 
 
 def _counted(graph: Graph, nodes: Collection[int] | None = None) -> Counter[str]:
-    columns = (graph.op, graph.domain) if nodes is None else _of(graph, nodes)
-    keys = Counter(zip(*columns, strict=True))
+    ops, domains = (graph.op, graph.domain) if nodes is None else _of(graph, nodes)
+    # Nearly always there is one domain: texts are counted faster than pairs.
+    alone = {*domains} <= {""}
+    counts = {(op, ""): count for op, count in Counter(ops).items()} if alone else zip(ops, domains, strict=True)
+    keys = Counter(counts)
     found = Counter({title(op, domain): count for (op, domain), count in keys.items() if op != "Custom" or domain})
     chosen = range(len(graph.op)) if nodes is None else nodes
     if keys["Custom", ""]:
@@ -55,5 +58,5 @@ def _counted(graph: Graph, nodes: Collection[int] | None = None) -> Counter[str]
     return found
 
 
-def _of(graph: Graph, nodes: Collection[int]) -> tuple[Iterable[str], Iterable[str]]:
-    return map(graph.op.__getitem__, nodes), map(graph.domain.__getitem__, nodes)
+def _of(graph: Graph, nodes: Collection[int]) -> tuple[Sequence[str], Sequence[str]]:
+    return [*map(graph.op.__getitem__, nodes)], [*map(graph.domain.__getitem__, nodes)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deltafuse import drafting, edits, files, outcome, patterns, plan_file, record
 from deltafuse.background import Task
+from deltafuse.children import Early
 from deltafuse.choosing import Chosen, of_options
 from deltafuse.clock import Clock
 from deltafuse.drafting import Draft
@@ -17,6 +18,7 @@ from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.extract import extract_sites
+from deltafuse.forecast import Forecast
 from deltafuse.gathering import gathered
 from deltafuse.inlining import inlined
 from deltafuse.limits import bounded, no_garbage_collection
@@ -59,8 +61,10 @@ class _Found:
 
 
 @no_garbage_collection()
-def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
+def fuse(options: FuseOptions, progress: Progress, early: Early | None = None) -> FuseReport:
     """Fuses a model; see `FuseOptions`. Nothing is written unless the report's exit is 0.
+
+    What a command began before is used.
 
     Raises:
         UserError: the file, an option or the output cannot be used as they are.
@@ -73,7 +77,7 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
     _check_page(options)
     chosen = plan_file.chosen_by(options)
     options = chosen.options
-    found, draft, reports = _prepare(options, clock, chosen)
+    found, draft, reports = _prepare(options, clock, chosen, early)
     report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
     if options.plan is not None and options.dry_run and report.exit in (0, 4):
@@ -88,13 +92,16 @@ def fuse(options: FuseOptions, progress: Progress) -> FuseReport:
 
 
 @no_garbage_collection()
-def inspect(options: FuseOptions, progress: Progress) -> FuseReport:
-    """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for."""
+def inspect(options: FuseOptions, progress: Progress, early: Early | None = None) -> FuseReport:
+    """Finds, proves and plans, and writes nothing but what ``--extract`` and ``--html`` ask for.
+
+    What a command began before is used.
+    """
     clock = Clock(progress)
     _check_page(options)
     extracted: tuple[str, ...] = ()
     chosen = of_options(options)
-    found, draft, reports = _prepare(options, clock, chosen)
+    found, draft, reports = _prepare(options, clock, chosen, early)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft)
     report = _report(chosen, found, draft, reports, clock)
@@ -134,31 +141,35 @@ def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
 
 
 @bounded
-def _prepare(options: FuseOptions, clock: Clock, chosen: Chosen) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
+def _prepare(
+    options: FuseOptions, clock: Clock, chosen: Chosen, early: Early | None
+) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
-    with Worker(seconds=options.timeout, compares=True) as worker:
-        found = _find(options, clock, worker, chosen)
-        draft, reports = _plan(chosen, clock, worker, found)
+    with Worker(seconds=options.timeout, compares=True, child=None if early is None else early.child) as worker:
+        forecast = Forecast(chosen, None if early is None else early.idle)
+        found = _find(options, clock, worker, forecast)
+        draft, reports = _plan(clock, worker, forecast, found)
         fused = {plan.match.name for plan in draft.plans}
         left = [name for name in found.base.gathered if name not in fused]
         if not left:
             return found, draft, reports
         # What is not fused stays as the file has it, and is told with what was found of it.
         told = {report.name: replace(report, match=None) for report in reports if report.name in left}
-        found = _find(options, clock, worker, chosen, left)
-        draft, reports = _plan(chosen, clock, worker, found)
+        found = _find(options, clock, worker, forecast, left)
+        draft, reports = _plan(clock, worker, forecast, found)
         return found, draft, tuple(told.get(report.name, report) for report in reports)
 
 
 def _find(
-    options: FuseOptions, clock: Clock, worker: Worker, chosen: Chosen, left: Collection[str] = ()
+    options: FuseOptions, clock: Clock, worker: Worker, forecast: Forecast, left: Collection[str] = ()
 ) -> _Found:
+    chosen = forecast.chosen
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None, chosen.ordinary)
         file = checked(scan(options.model, allow_outside=options.allow_outside))
         if options.pins:
             check_pins(options.pins, Shapes(file))
-    search = Search(rules, clock, worker)
+    search = Search(rules, clock, worker, forecast.look)
     base = Restated(file)
     while True:
         with clock.stage("scanning"):
@@ -174,9 +185,9 @@ def _find(
     return _Found(file, base, order, search.bodies(main) if chosen.control_flow else main)
 
 
-def _plan(chosen: Chosen, clock: Clock, worker: Worker, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
+def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
     """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
-    graphs = found.graphs
+    chosen, graphs = forecast.chosen, found.graphs
     opset, imports = found.base.model.opset_imports.get("", 17), found.base.model.opset_imports
     names = [name for searched in graphs for name in searched.names]
     plan_file.check_sites(chosen, names)
@@ -193,7 +204,7 @@ def _plan(chosen: Chosen, clock: Clock, worker: Worker, found: _Found) -> tuple[
             (*(plan for plan in plans if isinstance(plan, Plan)), *ordinary)
             for plans, (ordinary, _) in zip(planned, expressions, strict=True)
         ]
-        with Task(lambda: drafting.outline(chosen, scopes, likely)) as task:
+        with Task(lambda: forecast.outline(scopes, likely)) as task:
             proven = [_prove_plans(chosen, worker, *pair) for pair in zip(graphs, planned, strict=True)]
         plans = [(*first, *ordinary) for (first, _), (ordinary, _) in zip(proven, expressions, strict=True)]
         # What was refused after all does nothing to the file.

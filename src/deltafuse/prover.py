@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from deltafuse import region
-from deltafuse.agreement import chain_fails, errors_on, leap_fails
+from deltafuse.agreement import errors_on, far_fails
 from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
 from deltafuse.comparing import there_too
@@ -238,8 +238,7 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
         return alone
     if isinstance(errors, Reason):
         return errors
-    far = leap_fails(trial, at)
-    far = chain_fails(trial, at) if far is None else far
+    far = far_fails(trial, at)
     if far is not None:
         return far
     proven = replace(trial, binding=at, validity=validity)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deltafuse import outcome, patterns, splice
@@ -73,11 +73,13 @@ class Search:
         rules: recurrences and ordinary expressions.
         clock: told about stages.
         worker: runs the cuts.
+        foresee: is told of the sites that are likely to be all in a main graph, while the last of them are proven.
     """
 
     rules: Sequence[Pattern | Expression]
     clock: Clock
     worker: Worker
+    foresee: Callable[[Enclosed, Sequence[Site]], None] | None = None
 
     @property
     def recurrences(self) -> list[Pattern]:
@@ -109,7 +111,11 @@ class Search:
                     candidates.append(candidate)
                     self.clock.progress.advance(len(candidates) - before, len(finder.places))
 
-                more, proven = prove_sites(model, kinds, shapes, family, self.worker, finder, advance)
+                def foresee(likely: Sequence[Site], before: Sequence[Site] = tuple(sites)) -> None:
+                    if self.foresee is not None and not (model.place or self.ordinary):
+                        self.foresee(scope, [*before, *likely])
+
+                more, proven = prove_sites(model, kinds, shapes, family, self.worker, finder, advance, foresee)
                 if not sites:
                     anchors[finder.anchors_are] = finder.anchors_seen()
             sites += outcome.worth_telling(more, family, sites, inside=bool(model.place))

@@ -39,11 +39,12 @@ def prove_sites(
     worker: Worker,
     finder: Finder,
     advance: Callable[[Candidate], None],
+    foresee: Callable[[Sequence[Site]], object] | None = None,
 ) -> tuple[tuple[Site, ...], dict[bytes, Trial]]:
     """Proves candidates in order; sites whose cuts and cut inputs are equal share one proof.
 
     A candidate is the first of some rules that it is proven to be. Each output of a proven site is told to `shapes`,
-    so that the sizes behind it are known for the next site.
+    so that the sizes behind it are known for the next site. `foresee` is told what all sites are likely to be.
 
     Returns:
         The sites, and by class key the trial that each class was proven with.
@@ -62,7 +63,11 @@ def prove_sites(
             _define(shapes, site)
         return site
 
-    ahead = Lookahead(finder, shapes, settle)
+    def follow(likely: Sequence[Site]) -> None:
+        if foresee is not None:
+            foresee([*sites, *likely])
+
+    ahead = Lookahead(finder, shapes, settle, follow)
     for own in ahead:
         advance(own.candidate)
         seen.update(own.candidate.core)

@@ -109,10 +109,9 @@ class Wirings:
             read = np.array([value for node in others.tolist() for value in graph.reads(node)], np.int32)
         makers = graph.producers[read]
         makers = makers[(makers >= 0) & self._holds[makers]]
-        first = makers[np.sort(np.unique(makers, return_index=True)[1])]
-        first = first[np.isin(first, constants)]
-        unread = constants[~np.isin(constants, first)] if len(first) < len(constants) else constants[:0]
-        return np.concatenate([others, first, unread])
+        own = dict.fromkeys(constants.tolist())
+        first = dict.fromkeys(node for node in makers.tolist() if node in own)
+        return np.concatenate([others, np.array([*first, *(node for node in own if node not in first)], nodes.dtype)])
 
     def _attributes(self, nodes: Sequence[int], chosen: Numbers) -> list[bytes | memoryview]:
         """The attributes of each node as they are in the file; what a Constant holds where that lies outside of it."""

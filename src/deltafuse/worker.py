@@ -6,15 +6,11 @@ early, so that its imports overlap the scan.
 
 from __future__ import annotations
 
-import fcntl
 import pickle
 import select
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from io import RawIOBase
 from types import TracebackType
@@ -23,6 +19,8 @@ from typing import IO, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from deltafuse import children
+from deltafuse.children import MEMORY, Child
 from deltafuse.limits import share
 from deltafuse.reasons import TEXTS, Reason
 
@@ -113,14 +111,18 @@ class Worker:
         seconds: limit of each call; the child is killed beyond it, and beyond its share of what a whole run may take.
         memory: address space limit of the child in bytes.
         compares: the child is going to be asked for comparisons, and makes ready for them at once.
+        child: that was started already with the same limit; it is ended with the worker.
 
     A child that was killed is replaced at the next `load`; sessions of the old one answer with a `Reason`.
     """
 
-    def __init__(self, seconds: float = 120.0, memory: int = 16 << 30, *, compares: bool = False) -> None:
+    def __init__(
+        self, seconds: float = 120.0, memory: int = MEMORY, *, compares: bool = False, child: Child | None = None
+    ) -> None:
         self.seconds = seconds
-        self._arguments = (str(memory), *(["compares"] if compares else []))
-        self._child = self._start()
+        self._memory = memory
+        self._compares = compares
+        self._child = self._start() if child is None else child
 
     def __enter__(self) -> Worker:  # noqa: PYI034 - typing has Self from 3.11 on only
         return self
@@ -174,19 +176,10 @@ class Worker:
 
     def close(self) -> None:
         """Ends the child."""
-        if self._child.poll() is None:
-            self._child.kill()
-        self._child.wait()
-        for stream in (self._child.stdin, self._child.stdout):
-            if stream is not None:
-                stream.close()
+        children.end(self._child)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "deltafuse.worker_main", *self._arguments]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        for pipe in (child.stdin, child.stdout):
-            _widen(cast("IO[bytes]", pipe))
-        return child
+    def _start(self) -> Child:
+        return children.start(self._memory, compares=self._compares)
 
     def _ask(self, message: tuple[object, ...], meanwhile: Callable[[], object] | None = None) -> object:
         seconds = share(self.seconds)
@@ -213,14 +206,6 @@ class Worker:
     def _kill(self) -> None:
         self._child.kill()
         self._child.wait()
-
-
-def _widen(pipe: IO[bytes]) -> None:
-    """Operands are megabytes: a wide pipe saves most switches between the two processes (Linux only)."""
-    request = getattr(fcntl, "F_SETPIPE_SZ", None)
-    if request is not None:
-        with suppress(OSError):
-            fcntl.fcntl(pipe, request, 1 << 20)
 
 
 class _Timed:

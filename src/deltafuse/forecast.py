@@ -1,0 +1,75 @@
+"""What the likely sites do to the rest of the file, worked out while the proof of the last of them goes on.
+
+It is kept with all that it was worked out from, and taken only where the proven plans ask for exactly that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from deltafuse import drafting
+from deltafuse.choosing import Chosen
+from deltafuse.drafting import Outline
+from deltafuse.enclosed import Enclosed
+from deltafuse.errors import UserError
+from deltafuse.match import Match, NoMatch, Plan
+from deltafuse.planning import plan_site
+from deltafuse.splice import AnyPlan
+
+Plans = Sequence[Sequence[AnyPlan]]
+
+
+class Forecast:
+    """An outline that is made ahead of its time.
+
+    Args:
+        chosen: what becomes of which site.
+        idle: is called when nothing is left to be made ahead.
+    """
+
+    def __init__(self, chosen: Chosen, idle: Callable[[], None] | None = None) -> None:
+        self.chosen = chosen
+        self._idle = idle
+        self._asked: object = None
+        self._outlines: tuple[Outline, ...] = ()
+
+    def look(self, scope: Enclosed, sites: Sequence[Match | NoMatch]) -> None:
+        """Makes the outline for what is likely to be all that is found."""
+        chosen, plans, opset = self.chosen, list[Plan](), scope.model.opset_imports.get("", 17)
+        # What an option asks for in vain is told where the sites are planned.
+        with suppress(UserError):
+            for site in (_likely(site) for site in sites if isinstance(site, Match)):
+                plan = plan_site(chosen.options_of(site.name), chosen.target_of(site.name), site, opset)
+                plans += [plan] if isinstance(plan, Plan) else []
+            asked = self._key([scope], [plans])
+            self._outlines = drafting.outline(chosen, [scope], [plans])
+            self._asked = asked
+        if self._idle is not None:
+            self._idle()
+
+    def outline(self, scopes: Sequence[Enclosed], plans: Plans) -> tuple[Outline, ...]:
+        """As `deltafuse.drafting.outline`."""
+        if self._asked is not None and self._asked == self._key(scopes, plans):
+            return self._outlines
+        return drafting.outline(self.chosen, scopes, plans)
+
+    def _key(self, scopes: Sequence[Enclosed], plans: Plans) -> tuple[Any, ...]:
+        """All that an outline depends on: the graphs, what their engines were told, and of the plans these things."""
+        asked = [[_asked(self.chosen, plan) for plan in some] for some in plans]
+        engines = [scope.shapes for scope in scopes]
+        return engines, [dict(engine.defined) for engine in engines], asked
+
+
+def _likely(site: Match) -> Match:
+    """A site that is still proven and was found at more than one token (a decode step) is right for more than these."""
+    valid = site.valid_tokens
+    return site if site.proof.draws or valid is None or valid.low == 1 else replace(site, valid_tokens=None)
+
+
+def _asked(chosen: Chosen, plan: AnyPlan) -> tuple[Any, ...]:
+    match = plan.match
+    ends = [[role.value for role in roles] for roles in (match.operands(), match.results())]
+    return type(plan), match.name, ends, match.nodes, plan.pins, chosen.opset_of(plan)

@@ -1,0 +1,94 @@
+"""What is worked out ahead of the last proofs is what would be worked out after them, or is not taken."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import graphs
+from deltafuse import ahead, drafting
+from deltafuse.forecast import Forecast
+from deltafuse.match import FuseReport
+from test_ahead import FREE, NEARLY, NEEDS_A_BATCH, beside
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+class AtOnce:
+    """Looks at all that follows before the proof goes on."""
+
+    def __init__(self, steps: Iterator[object]) -> None:
+        deque(steps, 0)
+
+    def stop(self) -> None:
+        """Nothing goes on any more."""
+
+    drop = stop
+
+
+@pytest.fixture
+def outlines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of plans of each outline that is made."""
+    made: list[int] = []
+    plain = drafting.outline
+
+    def counted(*given: Any) -> Any:
+        made.append(sum(map(len, given[2])))
+        return plain(*given)
+
+    monkeypatch.setattr(drafting, "outline", counted)
+    monkeypatch.setattr(ahead, "Background", AtOnce)
+    return made
+
+
+def fused(model: onnx.ModelProto, folder: Path, *, looks: bool) -> tuple[FuseReport, bytes]:
+    source, output = graphs.save(model, folder), folder / "fused.onnx"
+    output.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if not looks:
+            patch.setattr(Forecast, "look", lambda *_: None)
+        report = graphs.fuse(source, output, keep_going=True)
+    return replace(report, seconds={}), output.read_bytes() if output.exists() else b""
+
+
+@pytest.mark.parametrize(
+    ("parts", "made", "without"),
+    [
+        ([[], []], [2], [2]),
+        ([FREE, FREE], [2], [2]),
+        # The first of two classes is proven when the second is looked at.
+        ([[], FREE], [2], [2]),
+        # A site that follows and is another one ends the look.
+        ([[], NEARLY], [1], [1]),
+        ([NEARLY, []], [1], [1]),
+        # What was likely does not hold.
+        ([NEEDS_A_BATCH, NEEDS_A_BATCH], [2, 0], [0]),
+    ],
+    ids=["equal", "free-batch", "two-classes", "refused-second", "refused-first", "fails-late"],
+)
+def test_an_outline_that_was_made_ahead_is_that_of_the_proven_plans(
+    parts: Sequence[Sequence[tuple[str, str]]],
+    made: list[int],
+    without: list[int],
+    outlines: list[int],
+    tmp_path: Path,
+) -> None:
+    model = beside(*(graphs.step(*edits) for edits in parts))
+    ahead_of_time = fused(model, tmp_path, looks=True)
+    assert outlines == made
+    assert ahead_of_time == fused(model, tmp_path, looks=False)
+    assert outlines == [*made, *without]
+
+
+@pytest.mark.parametrize("name", ["full_prefill_transformers", "full_decode_transformers"])
+def test_exports_are_outlined_once(name: str, outlines: list[int], tmp_path: Path) -> None:
+    model = onnx.load(FIXTURES / f"{name}.onnx")
+    ahead_of_time = fused(model, tmp_path, looks=True)
+    assert outlines == [len(ahead_of_time[0].sites)]
+    assert ahead_of_time == fused(model, tmp_path, looks=False)
