@@ -45,6 +45,11 @@ def outlines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(drafting, "outline", counted)
     monkeypatch.setattr(ahead, "Background", AtOnce)
     return made
+#: What is refused before anything is drawn.
+FAINT = [
+    ("decayed = Mul(state, e2)", "e3 = Add(e2, little)\n  decayed = Mul(state, e3)"),
+    ("float scale", "float little = {1e-10}, float scale"),
+]
 
 
 def fused(model: onnx.ModelProto, folder: Path, *, looks: bool) -> tuple[FuseReport, bytes]:
@@ -65,12 +70,14 @@ def fused(model: onnx.ModelProto, folder: Path, *, looks: bool) -> tuple[FuseRep
         # The first of two classes is proven when the second is looked at.
         ([[], FREE], [2], [2]),
         # A site that follows and is another one ends the look.
-        ([[], NEARLY], [1], [1]),
+        ([[], FAINT], [1], [1]),
         ([NEARLY, []], [1], [1]),
+        # One that is refused by its draws alone is taken for a site as long as they go on, once for each reading.
+        ([[], NEARLY], [2, 2, 1], [1]),
         # What was likely does not hold.
         ([NEEDS_A_BATCH, NEEDS_A_BATCH], [2, 0], [0]),
     ],
-    ids=["equal", "free-batch", "two-classes", "refused-second", "refused-first", "fails-late"],
+    ids=["equal", "free-batch", "two-classes", "refused-second", "refused-first", "refused-late", "fails-late"],
 )
 def test_an_outline_that_was_made_ahead_is_that_of_the_proven_plans(
     parts: Sequence[Sequence[tuple[str, str]]],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -160,9 +160,7 @@ def _prepare(
         return found, draft, tuple(told.get(report.name, report) for report in reports)
 
 
-def _find(
-    options: FuseOptions, clock: Clock, worker: Worker, forecast: Forecast, left: Collection[str] = ()
-) -> _Found:
+def _find(options: FuseOptions, clock: Clock, worker: Worker, forecast: Forecast, left: Sequence[str] = ()) -> _Found:
     chosen = forecast.chosen
     with clock.stage("scanning"):
         rules = patterns.load(options.patterns, options.rules or None, chosen.ordinary)
