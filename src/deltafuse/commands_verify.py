@@ -52,9 +52,13 @@ def run(
     Raises:
         UserError: ``usage`` where it is not said which.
     """
+    files = [path for path in (unfused, fused, *(task.prefill or ()), *(task.decode or ())) if path is not None]
     if html is not None:
-        files = [unfused, fused, *(task.prefill or ()), *(task.decode or ())]
-        check_output(html, [path for path in files if path is not None])
+        check_output(html, files)
+    if causes.minimize is not None:
+        from deltafuse.minimizing import check_folder
+
+        check_folder(causes.minimize, files)
     with within(settings.seconds, _LESS):
         report = _run(unfused, fused, task, causes, settings)
     if html is None:

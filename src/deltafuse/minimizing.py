@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from deltafuse.errors import UserError
+from deltafuse.files import check_output
 from deltafuse.inputs import Inputs
 from deltafuse.inputs_file import write_arrays
 from deltafuse.network_model import obstacle, runnable
@@ -22,7 +24,7 @@ from deltafuse.verify_cut import Pair
 from deltafuse.verify_draws import PairDraws, Run, drawn, drawn_as_typed
 from deltafuse.verify_stage import Stage
 
-__all__ = ["Reproduction", "reproduce"]
+__all__ = ["Reproduction", "check_folder", "reproduce"]
 
 Array = npt.NDArray[np.generic]
 UNFUSED, FUSED, INPUTS, COMMAND = "unfused.onnx", "fused.onnx", "inputs.npz", "command.txt"
@@ -45,6 +47,23 @@ class Reproduction:
     command: str | None = None
     values: str | None = None
     note: str | None = None
+
+
+def check_folder(folder: Path, inputs: Iterable[Path]) -> None:
+    """Raises where a reproduction would replace something else than an earlier one.
+
+    Args:
+        folder: where it is to be written.
+        inputs: files that are compared.
+
+    Raises:
+        UserError: ``output-is-input``; ``folder-in-use``: it has files of these names that are no reproduction.
+    """
+    names = [folder / name for name in (UNFUSED, FUSED, INPUTS, COMMAND) if (folder / name).exists()]
+    for path in names:
+        check_output(path, inputs)
+    if names and not (folder / COMMAND).exists():
+        raise UserError("folder-in-use", f"{folder} has a file {names[0].name} already: give --minimize a new folder")
 
 
 def reproduce(

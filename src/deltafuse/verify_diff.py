@@ -12,17 +12,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import TensorProto
 
 from deltafuse.dims import Dim, parse
 from deltafuse.dtypes import dtype_name
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.tensors import TensorHead
 from deltafuse.verify_aliases import lost_copies, same_without_copies
 from deltafuse.verify_opset import opset_findings, rewritten
 from deltafuse.verify_regions import Region, connected, marked, reads, region_of
+from deltafuse.verify_weights import weight_findings
 from deltafuse.wire import Model
 
 TEXTS.update(
@@ -35,8 +34,6 @@ TEXTS.update(
         "with an unfused file that has it too",
         "written-twice": "{value} is written by more than one node of the fused file; remove one of them, or fuse the "
         "unfused file again",
-        "changed-initializer": "the initializer {value} is not the same in both files; undo that edit, or compare "
-        "with an unfused file that has it too",
         "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one; undo "
         "that edit, or compare with the file that the fused one was made from",
         "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}; "
@@ -188,29 +185,11 @@ def _model_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
         if _functions(unfused) != _functions(fused):
             yield Reason("changed-functions")
     yield from _interface(unfused.graph, fused.graph)
-    yield from _initializers(unfused, fused)
+    yield from weight_findings(unfused, fused)
 
 
 def _functions(model: Model) -> Counter[bytes]:
     return Counter(bytes(model.data[start:end]) for start, end in model.functions)
-
-
-def _initializers(unfused: Model, fused: Model) -> Iterator[Reason]:
-    before = unfused.graph
-    for value, head in fused.graph.initializers.items():
-        name = fused.graph.name(value)
-        old = before.find(name)
-        known = None if old is None else before.initializers.get(old)
-        if known is not None and not _same(unfused, known, fused, head):
-            yield Reason("changed-initializer", {"value": name})
-
-
-def _same(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:
-    # Data that lies outside the files is not read: its place is compared.
-    if (old.dtype, old.dims, old.external) != (new.dtype, new.dims, new.external):
-        return False
-    before, after = unfused.data[old.start : old.end], fused.data[new.start : new.end]
-    return before == after or TensorProto.FromString(bytes(before)) == TensorProto.FromString(bytes(after))
 
 
 def _interface(before: Graph, after: Graph) -> Iterator[Reason]:

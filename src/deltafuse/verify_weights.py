@@ -1,0 +1,89 @@
+"""Whether two files have the same weights: inside the files byte for byte, outside of them too where both are there."""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from onnx import TensorProto
+
+from deltafuse.errors import UserError
+from deltafuse.locations import locate
+from deltafuse.reasons import TEXTS, Reason
+from deltafuse.tensors import TensorHead
+from deltafuse.wire import Model
+
+TEXTS.update(
+    {
+        "changed-initializer": "the initializer {value} is not the same in both files; undo that edit, or compare "
+        "with an unfused file that has it too",
+        "doubled-initializer": "the fused file has the initializer {value} more than once, with different data, and "
+        "readers do not agree which counts; remove all but one, or fuse the unfused file again",
+    }
+)
+
+#: Bytes that are compared at once.
+_CHUNK = 8 << 20
+
+
+def weight_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
+    """Initializers of the fused file that have other data than in the unfused one, or two kinds of it."""
+    counts = Counter(head.name for head in fused.constants if head.name)
+    twice = [name for name, count in counts.items() if count > 1]
+    for name in twice:
+        if len({head.message(fused.data) for head in fused.constants if head.name == name}) > 1:
+            yield Reason("doubled-initializer", {"value": name})
+    before = unfused.graph
+    for value, head in fused.graph.initializers.items():
+        name = fused.graph.name(value)
+        old = before.find(name)
+        known = None if old is None else before.initializers.get(old)
+        if known is not None and not _same(unfused, known, fused, head):
+            yield Reason("changed-initializer", {"value": name})
+
+
+def _same(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:
+    if (old.dtype, old.dims, old.form, bool(old.external)) != (new.dtype, new.dims, new.form, bool(new.external)):
+        return False
+    if old.external:
+        return _same_outside(unfused, old, fused, new)
+    before, after = unfused.data[old.start : old.end], fused.data[new.start : new.end]
+    if before == after or old.form != "tensor":
+        return before == after
+    return TensorProto.FromString(bytes(before)) == TensorProto.FromString(bytes(after))
+
+
+def _same_outside(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:
+    """The same place of one file, or the same bytes; where one of two files is not there, the same place in both."""
+    try:
+        places = [
+            locate(model.path.parent, head.external.get("location", ""), allow_outside=model.allow_outside)
+            for model, head in ((unfused, old), (fused, new))
+        ]
+        spans = [(head.offset, head.length) for head in (old, new)]
+    except UserError:
+        return old.external == new.external
+    alike = old.external == new.external
+    if not all(place.is_file() for place in places):
+        return alike
+    if places[0].samefile(places[1]) and spans[0] == spans[1]:
+        return True
+    first, second = (_bytes(place, *span) for place, span in zip(places, spans, strict=True))
+    return len(first) == len(second) and all(
+        first[at : at + _CHUNK] == second[at : at + _CHUNK] for at in range(0, len(first), _CHUNK)
+    )
+
+
+def _bytes(path: Path, offset: int, length: int) -> memoryview:
+    whole = _mapped(path, path.stat().st_mtime_ns)
+    return whole[offset : offset + length] if length else whole[offset:]
+
+
+@lru_cache(maxsize=8)
+def _mapped(path: Path, _changed: int) -> memoryview:
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
