@@ -20,6 +20,8 @@ from deltafuse.trial import Trial
 
 #: How a site is named that is only seen: what may be a rule in the body of node N.
 _SEEN = "inside."
+#: That something is there which may be a rule, the vaguest last.
+_INSIDE = ("inside-call", "inside-unproven", "inside-body")
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,16 @@ class Search:
             if not any(one.proves() for one in results):
                 # What is not the rule as a whole and not inside is told by the reason that says more.
                 within = [site for deep in results for one in deep.all() for site in one.sites]
-                if any(site.name in told and not _vague(site) for site in sites) or all(map(_vague, within)):
+                if any(site.name in told and not _vague(site) for site in sites):
+                    continue
+                if all(map(_vague, within)):
+                    said = _inside(within)
+                    sites = [_unfit(site, said) if said is not None and site.name in told else site for site in sites]
                     continue
             sites = [site for site in sites if site.name not in told]
             inner += results
-        return replace(found, sites=tuple(sites), inner=tuple(inner))
+        # Whoever searches here has a target for it already.
+        return replace(found, sites=tuple(map(_searched, sites)), inner=tuple(inner))
 
     def _likely(self, found: Searched) -> list[int]:
         """Nodes whose bodies may hold a rule or an expression, and that are part of no match."""
@@ -185,7 +192,20 @@ def _about(
 
 def _vague(site: Site) -> bool:
     """Whether all that is known of a site is that something is there, or that it is no rule."""
-    return isinstance(site, NoMatch) and site.reason.code in ("inside-body", "not-the-rule", "root-type")
+    return isinstance(site, NoMatch) and site.reason.code in (*_INSIDE, "not-the-rule", "root-type")
+
+
+def _inside(within: Sequence[Site]) -> Reason | None:
+    """The reason of those found inside that says most, None where there is none."""
+    reasons = [site.reason for site in within if isinstance(site, NoMatch)]
+    return min(reasons, key=lambda reason: _INSIDE.index(reason.code) if reason.code in _INSIDE else -1, default=None)
+
+
+def _searched(site: Site) -> Site:
+    """A site of which is known no more than that it may hold a rule, after a search in it."""
+    if isinstance(site, NoMatch) and site.reason.code == "inside-body":
+        return replace(site, reason=Reason("inside-unproven", site.reason.args))
+    return site
 
 
 def _unfit(site: Site, reason: Reason) -> Site:

@@ -160,7 +160,7 @@ def sentences(report: FuseReport, *, reasons: bool = True) -> Iterator[str]:
         if fix:
             yield f"  fix: {fix}"
     for text, names in _grouped([(f"it lies inside {site.inside}", site.name) for site in report.sites if site.inside]):
-        yield f"{names}: {text}"
+        yield f"{', '.join(names)}: {text}"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in _grouped(notes):
         yield f"note, {', '.join(names)}: {text}"
