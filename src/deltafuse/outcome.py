@@ -10,6 +10,7 @@ from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.external import data_files, missing_notes
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
+from deltafuse.lowered import LOWERED, is_lowered
 from deltafuse.lowering_conv import is_causal_conv
 from deltafuse.match import Match, SiteReport
 from deltafuse.options import FuseOptions
@@ -99,6 +100,8 @@ def notes(file: Model, sites: Sequence[SiteReport], searched: Searched) -> tuple
         searched: its main graph.
     """
     missing = missing_notes({name: 0 if path.is_file() else None for name, path in data_files(file).items()})
+    if is_lowered(file):
+        return (f"{LOWERED}: {TEXTS[LOWERED]}", *missing)
     return missing if sites else (_no_site(file, searched), *missing)
 
 

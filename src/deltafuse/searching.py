@@ -11,6 +11,7 @@ from deltafuse.enclosed import Enclosed, enter, held_bodies, mentions
 from deltafuse.expression_sites import ExpressionSites, find_expressions
 from deltafuse.expressions import Expression
 from deltafuse.finder import Candidate, Finder
+from deltafuse.lowered import written_by_lower
 from deltafuse.match import Match, NoMatch
 from deltafuse.patterns import Pattern
 from deltafuse.probe import Worker
@@ -122,6 +123,7 @@ class Search:
             expressions = find_expressions(
                 model, kinds, shapes, self.ordinary, taken, self.worker, self.clock.progress, names
             )
+        sites = [site for site in sites if not _lowered(scope, site, candidates)]
         anchors_of = {op for rule in self.recurrences if rule.decay != "none" for op in rule.anchors}
         about = _about(scope, candidates, sites, anchors_of)
         named = {candidate.name: candidate for candidate in candidates}
@@ -183,11 +185,22 @@ def _about(
     found: dict[str, tuple[int, ...]] = {}
     for site in sites:
         if isinstance(site, NoMatch):
-            number = site.name.removeprefix(_SEEN)
-            core = (int(number),) if site.name.startswith(_SEEN) and number.isdecimal() else cores.get(site.name, ())
+            core = _seen(site) or cores.get(site.name, ())
             alone = not any(graph.standard[node] in anchors for node in core)
             found[site.name] = tuple(node for node in core if alone and node in holders)
     return found
+
+
+def _lowered(scope: Enclosed, site: Site, candidates: Sequence[Candidate]) -> bool:
+    """Whether what is no rule is what ``fuse lower`` wrote."""
+    core = next((candidate.core for candidate in candidates if candidate.name == site.name), _seen(site))
+    return isinstance(site, NoMatch) and written_by_lower(scope.model, core)
+
+
+def _seen(site: Site) -> tuple[int, ...]:
+    """The node that a site is only seen in."""
+    number = site.name.removeprefix(_SEEN)
+    return (int(number),) if site.name.startswith(_SEEN) and number.isdecimal() else ()
 
 
 def _vague(site: Site) -> bool:
