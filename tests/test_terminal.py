@@ -44,7 +44,8 @@ def test_a_terminal_gets_a_tree_by_layer() -> None:
     assert "├── " in shown
     assert "gated_delta_rule recurrent" in shown
     assert "nodes become LinearAttention" in shown
-    assert "causal_conv expression" in shown
+    assert "layers.1.causal_conv causal_conv expression" in shown
+    assert "layers.1 gated_delta_rule recurrent" in shown
     assert "\x1b[" in shown
 
 

@@ -31,17 +31,16 @@ def print_tree(report: FuseReport, screen: Console) -> None:
         layer = found.group() if found else ""
         if layer and layer not in branches:
             branches[layer] = root.add(Text(layer, style="bold"))
-        leaf = (branches[layer] if layer else root).add(_headline(site, layer))
+        leaf = (branches[layer] if layer else root).add(_headline(site))
         for line in _facts(site):
             leaf.add(line)
     screen.print(root)
 
 
-def _headline(site: SiteReport, layer: str) -> Text:
-    rest = site.name[len(layer) :].lstrip(".")
+def _headline(site: SiteReport) -> Text:
     rule = site.rule or (site.match.rule if site.match is not None else "")
-    parts = [part for part in (rest if rest != rule else "", rule, site.match.form if site.match else "") if part]
-    line = Text(" ".join(parts) or "site")
+    # The whole name: it is what --site takes.
+    line = Text(" ".join(filter(None, (site.name, rule, site.match.form if site.match else ""))))
     line.append("  ").append_text(status_text(site))
     return line.append(f"  {site.nodes} nodes become {site.op}" if site.op else f"  {site.nodes} nodes")
 
