@@ -407,6 +407,28 @@ def test_details_of_a_near_miss_say_how_far_it_is(fuse: Fuse) -> None:
     assert any("gated_delta_rule: the rule itself" in line for line in lines)
 
 
+def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse) -> None:
+    shown = fuse("inspect", export("nm_chunk_decay_sign").path, "--site", "site.0").out
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines[:2] == ["site.0", "status: near-miss, 194 nodes"]
+    assert "--site" not in shown
+    assert "`" not in shown
+    assert "input 2: query float32 [1, 12, 2, 16]" in lines
+    assert "output 1: out float32 [1, 12, 4, 32]" in lines
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("smallest relative differences"))
+    assert lines[at - 1].startswith("no neighbour with the rule's operands fits; the smallest difference is ")
+    assert lines[-1] == "next: --html FILE draws what was looked at"
+
+
+def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse) -> None:
+    path = export("nm_chunk_decay_sign").path
+    told = f"next: fuse inspect {path} --site 'site.0' tells how far off it is, --html FILE draws it\n"
+    assert told in fuse("inspect", path).out
+    assert "next: " not in fuse("inspect", DECODE).out
+    shown = fuse("inspect", export("nm_decay_sign").path, "--site", "*").out
+    assert "it is the neighbour decay-sign of gated_delta_rule, with a difference of " in shown
+
+
 def test_a_fixed_number_of_tokens_has_nothing_below_or_above(fuse: Fuse) -> None:
     shown = fuse("inspect", export("rec_ts17_T4_noinit").path, "--site", "*").out
     assert "valid tokens: 4; the number that the file has" in shown
