@@ -272,6 +272,28 @@ def test_a_run_that_is_limited_is_not_ended_inside_a_collection() -> None:
 # What is meant by a name, an order, a number
 
 
+@pytest.mark.parametrize(
+    ("words", "option", "command"),
+    [
+        (("inspect", "--tensors", "MODEL"), "--tensors", "fuse inspect"),
+        (("inspect", "--json", "--nodes", "MODEL"), "--nodes", "fuse inspect"),
+        (("--rules", "layer_norm", "MODEL", "-o", "x"), "--rules", "fuse"),
+    ],
+)
+def test_an_option_that_took_the_model_for_its_value(
+    fuse: Fuse, words: tuple[str, ...], option: str, command: str
+) -> None:
+    done = fuse(*(DECODE if word == "MODEL" else word for word in words))
+    assert done.exit == 1
+    assert f"{option} took {DECODE} as its value: put the model first, `{command} {DECODE} {option} ...`" in done.err
+    assert "required" not in done.err
+
+
+def test_a_model_that_is_missing_is_told_as_before(fuse: Fuse) -> None:
+    assert "the following arguments are required: MODEL" in fuse("inspect", "--tensors", "x").err
+    assert fuse("inspect", DECODE, "--tensors", "model.onnx").exit == 0
+
+
 def test_a_folder_that_is_named_like_a_command(fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = "to fuse what is called demo here, write ./demo"
