@@ -313,6 +313,45 @@ def test_a_misspelt_site_is_told_with_the_one_that_may_be_meant(fuse: Fuse, opti
     assert "named qq; there are layers.0" in fuse("inspect", DECODE, option, "qq").err
 
 
+def test_a_misspelt_glob_is_told_with_one_that_fits(fuse: Fuse) -> None:
+    said = fuse("inspect", DECODE, "--sites", "layer.*").err
+    assert "named layer.*; did you mean layers.*? There are layers.0" in said
+    assert "named qq*; there are layers.0" in fuse("inspect", DECODE, "--sites", "qq*").err
+
+
+def test_an_operator_that_no_node_has_is_told_with_those_that_may_be_meant(fuse: Fuse) -> None:
+    told = "no node has the operator ReduceMen; did you mean ReduceMean"
+    assert f"note: {told}" in fuse("inspect", DECODE, "--op", "ReduceMen").out
+    notes = fuse("inspect", DECODE, "--op", "ReduceMen", "--json").document["notes"]
+    assert any(note.startswith(told) for note in notes)
+    assert "no node has the operator" not in fuse("inspect", DECODE, "--op", "Reduce*").out
+    assert "no node has the operator Qq*\n" in fuse("inspect", DECODE, "--op", "Qq*").out
+
+
+@pytest.mark.parametrize("command", ["lint", "lower"])
+def test_a_folder_of_folders_names_the_models_in_them(fuse: Fuse, tmp_path: Path, command: str) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/decode.onnx").write_bytes(b"")
+    output = ("-o", tmp_path / "out.onnx") if command == "lower" else ()
+    assert "give an .onnx file (in it: one/decode.onnx)" in fuse(command, tmp_path, *output).err
+
+
+def test_a_place_that_cannot_be_written_to_is_told_with_what_to_do(
+    fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    told = "give a folder you may write to, or change its permissions"
+    assert told in fuse("inspect", DECODE, "--extract", tmp_path / "file/sites").err
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "decode.onnx")
+
+    monkeypatch.setattr("shutil.copyfile", refused)
+    done = fuse("demo", tmp_path / "demo", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "output-not-writable")
+    assert f"{tmp_path / 'demo'} cannot be written (Permission denied): {told}" in done.err
+
+
 def test_files_in_the_wrong_order(fuse: Fuse, tmp_path: Path) -> None:
     fused = tmp_path / "fused.onnx"
     assert fuse(DECODE, "-o", fused).exit == 0
