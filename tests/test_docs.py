@@ -17,6 +17,9 @@ from deltafuse import cli, targets
 from deltafuse.demo import write_demo
 from deltafuse.parsers import EXITS
 from deltafuse.report import failure
+from deltafuse.rollout import PRECISIONS
+from deltafuse.tables_causes import DIVERGENCE_COLUMNS
+from deltafuse.tables_verify import VERIFY_COLUMNS
 from doc_blocks import ROOT, blocks, follow
 
 DOCS = ROOT / "docs"
@@ -156,6 +159,13 @@ def test_reports_of_the_other_commands_are_listed_with_all_fields() -> None:
 def test_exit_codes_are_those_of_the_help() -> None:
     table = (DOCS / "reference/reports.md").read_text().split("## Exit codes")[1].split("## ")[0]
     assert re.findall(r"^\| (\d) \|", table, re.M) == re.findall(r"^  (\d)  ", EXITS, re.M)
+
+
+def test_columns_of_verify_are_explained() -> None:
+    told = set(re.findall(r"^\| ([a-z, ]+) \|", (DOCS / "verify.md").read_text(), re.M))
+    columns = {*VERIFY_COLUMNS, *DIVERGENCE_COLUMNS} - {"site", "verdict", "site in the model", "worst tensor"}
+    assert columns <= told
+    assert ", ".join(PRECISIONS) in told
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -20,7 +20,7 @@ import bodied
 import graphs
 import loops
 import mutants
-from deltafuse import api, drafting, patterns, targets, verify
+from deltafuse import api, drafting, patterns, tables, targets, verify
 from deltafuse.choosing import of_options
 from deltafuse.clock import Clock
 from deltafuse.enclosed import Enclosed, enter
@@ -204,6 +204,39 @@ def test_a_target_whose_converter_takes_no_control_flow_leaves_bodies_alone(tmp_
     assert targets.get("ort").control_flow
 
 
+def test_what_is_no_rule_inside_is_told_with_what_was_found_inside(tmp_path: Path) -> None:
+    model = bodied.chosen()
+    (state,) = [info for info in model.graph.input if info.name == "state"]
+    model.graph.input.remove(state)
+    full = np.full([dim.dim_value for dim in state.type.tensor_type.shape.dim], 0.3, np.float32)
+    model.graph.initializer.append(bodied.constant("state", full))
+    path = graphs.save(model, tmp_path)
+    assert graphs.codes(graphs.fuse(path)) == ["inside-body"]
+    for target in ("ort", "onnx"):
+        report = graphs.fuse(path, target=target)
+        assert (report.exit, graphs.codes(report)) == (3, ["not-the-rule"])
+        reason = report.sites[0].reason
+        assert reason is not None
+        assert "--target" not in reason.text
+
+
+def test_no_target_is_advised_that_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> list[int]:
+        return []
+
+    monkeypatch.setattr(Search, "_likely", nothing)
+    report = graphs.fuse(graphs.save(bodied.chosen(), tmp_path), target="ort")
+    assert (report.exit, graphs.codes(report)) == (3, ["inside-unproven"])
+    reason = report.sites[0].reason
+    assert reason is not None
+    assert reason.fix == "export the branch, unroll the loop or inline it"
+
+
+def test_a_site_inside_a_body_is_named_plainly(tmp_path: Path) -> None:
+    report = api.inspect(graphs.save(bodied.chosen(), tmp_path), target="ort")
+    assert "site.0: it lies inside choice/then_branch" in list(tables.sentences(report))
+
+
 def test_fusing_twice_changes_nothing(tmp_path: Path) -> None:
     fused = tmp_path / "fused.onnx"
     assert graphs.fuse(graphs.save(bodied.layered(), tmp_path), fused, target="ort").exit == 0
@@ -261,7 +294,7 @@ def test_a_call_inside_a_body_is_fused_where_it_is_the_rule_alone(among: bool, t
     whole.functions.append(function)
     whole.opset_import.append(helper.make_opsetid("local", 1))
     report = graphs.fuse(graphs.save(whole, tmp_path), tmp_path / "out.onnx", target="ort")
-    assert (report.exit, graphs.codes(report)) == ((3, ["inside-body"]) if among else (0, [""]))
+    assert (report.exit, graphs.codes(report)) == ((3, ["inside-call"]) if among else (0, [""]))
 
 
 def test_verify_sees_what_is_wrong_inside_a_body(tmp_path: Path) -> None:

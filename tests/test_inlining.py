@@ -121,7 +121,7 @@ def test_a_call_that_is_the_rule_alone_is_replaced_whole(tmp_path: Path) -> None
 
 def test_a_function_of_another_opset_is_left_alone(tmp_path: Path) -> None:
     report = graphs.fuse(graphs.save(calling(opset=16), tmp_path), tmp_path / "fused.onnx")
-    assert graphs.codes(report) == ["inside-body"]
+    assert graphs.codes(report) == ["inside-call"]
 
 
 def test_names_of_the_function_do_not_meet_names_of_the_file(tmp_path: Path) -> None:
@@ -210,4 +210,4 @@ def test_a_call_whose_body_gives_back_what_it_takes_stays(tmp_path: Path) -> Non
     for node in (loop, yes, trips):
         function.node.insert(at, node)
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "fused.onnx")
-    assert (report.exit, graphs.codes(report)) == (3, ["inside-body"])
+    assert (report.exit, graphs.codes(report)) == (3, ["inside-call"])

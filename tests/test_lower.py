@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
+import graphs
 from deltafuse import lower as lower_module  # the function: the package's name for it
 from deltafuse import pipeline
 from deltafuse.errors import UserError
@@ -109,7 +110,7 @@ def test_all_else_stays_byte_for_byte(fused, tmp_path):
     # The record undoes a fuse of the file that was lowered, not of this one.
     metadata = {entry.key: entry.value for entry in before.metadata_props}
     assert metadata.pop(KEY)
-    assert {entry.key: entry.value for entry in after.metadata_props} == metadata
+    assert {entry.key: entry.value for entry in after.metadata_props} == metadata | {"deltafuse.lowered": "fuse lower"}
     assert list(before.opset_import) == list(after.opset_import)
 
 
@@ -735,6 +736,24 @@ def test_the_command_writes_and_reports(fuse, fused, tmp_path):
         assert (document["exit"], document["error"], document["rounding"]) == (0, None, False)
         assert document["lowered"][0]["op"] == RECURRENT
         assert output.read_bytes() != rounded
+
+
+@pytest.mark.parametrize("target", ["ascend-310p", "ort"])
+def test_a_lowered_file_is_known_and_its_nodes_are_no_near_misses(fuse, fused, tmp_path, target):
+    output = tmp_path / "out.onnx"
+    assert lower(fused("full_decode_ts17"), output).exit == 0
+    document = fuse("inspect", output, "--target", target, "--json").document
+    assert {site["status"] for site in document["sites"]} <= {"match"}
+    assert document["notes"][0].startswith("lowered: the file was written by fuse lower; take the fused file or")
+    assert document["exit"] == (3 if target == "ascend-310p" else 0)
+
+
+def test_what_was_a_near_miss_before_stays_one_in_a_lowered_file(fuse, tmp_path):
+    model = graphs.step(("delta = Mul(missing, b1)", "early = Mul(missing, b1) delta = Tanh(early)"))
+    model.metadata_props.add(key="deltafuse.lowered", value="fuse lower")
+    document = fuse("inspect", graphs.save(model, tmp_path), "--json").document
+    assert [site["reason"]["code"] for site in document["sites"]] == ["activation-inside"]
+    assert document["notes"][0].startswith("lowered: ")
 
 
 def test_the_output_may_not_be_the_input(fuse, fused):

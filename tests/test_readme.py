@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import deltafuse
 import export_unfused
 from deltafuse import cli
 from doc_blocks import ROOT, blocks, run, steps
+from exports import export
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = [block.text for block in blocks("README.md", "bash")]
@@ -77,6 +79,25 @@ def test_options_in_the_text_exist(option: str) -> None:
 def test_every_command_is_in_the_text() -> None:
     for name in cli.PARSERS:
         assert f"`fuse {name}" in README
+
+
+def test_the_speed_at_512_tokens_is_that_of_the_table() -> None:
+    _, _, _, layer, _, _, rule, _ = re.findall(r"^\| 512 (\|.*)$", README, flags=re.MULTILINE)[0].split("|")
+    told = " ".join((ROOT / "docs/performance.md").read_text().split())
+    assert f"the rule alone ran {rule.strip()} times as fast" in told
+    assert f"which is mostly projections that stay, {layer.strip()} times" in told
+
+
+def test_an_output_that_is_there_is_replaced(tmp_path: Path) -> None:
+    model, fused, back = (tmp_path / f"{name}.onnx" for name in ("model", "fused", "back"))
+    model.write_bytes(export("rec_ts17_nonorm").path.read_bytes())
+    for path in (fused, back):
+        path.write_bytes(b"old")
+    assert deltafuse.fuse(model, fused).exit == 0
+    deltafuse.rollback(fused, back)
+    assert back.read_bytes() == model.read_bytes()
+    assert fused.read_bytes() != b"old"
+    assert "a file of that name, of `fuse` and of\n`rollback` alike, is replaced" in README
 
 
 def test_exit_codes_are_those_of_the_help() -> None:

@@ -63,9 +63,9 @@ def test_it_is_no_site_and_the_note_names_it(form, tmp_path):
     assert (code, codes) == (3, [])
     (note,) = notes
     assert note.startswith("no site: ")
-    assert "exponentials of data and 4 contractions of data with data were looked at, none is part of a rule" in note
+    assert " of data and 4 contractions of data with data were looked at, none is part of a rule" in note
     name = "w0" if form == "masked" else "weights" if "Softmax" in WRITTEN_OUT[form] else "e"
-    assert note.endswith(f"; {name}: attention with softmax, which is no delta rule")
+    assert f"; {name}: attention with softmax, which is no delta rule; if the model does have linear attention" in note
 
 
 def test_of_several_the_first_is_named(tmp_path):
@@ -75,7 +75,7 @@ def test_of_several_the_first_is_named(tmp_path):
     )
     twice = ATTENTION.replace("out = Add(read, before)", more)
     _, _, notes = told(twice, tmp_path)
-    assert notes[0].endswith("; weights and 1 more: attention with softmax, which is no delta rule")
+    assert "; weights and 1 more: attention with softmax, which is no delta rule; if the model does" in notes[0]
 
 
 def test_an_operator_that_is_called_attention_is_one(tmp_path):
@@ -85,7 +85,14 @@ def test_an_operator_that_is_called_attention_is_one(tmp_path):
     { out = com.microsoft.MultiHeadAttention<num_heads = 2>(q, k, v) }
     """
     _, _, notes = told(text, tmp_path)
-    assert notes[0].endswith("; out: attention with softmax, which is no delta rule")
+    assert "; out: attention with softmax, which is no delta rule; if the model does" in notes[0]
+
+
+def test_one_that_was_looked_at_is_told_in_the_singular(tmp_path):
+    text = '<ir_version: 8, opset_import: ["" : 17]> m (float[1,6,8] x) => (float[1,6,8] out) { out = Exp(x) }'
+    _, _, (note,) = told(text, tmp_path)
+    assert "1 exponential of data and 0 contractions of data with data were looked at" in note
+    assert note.endswith("in its place (see 'no site at all' in docs/troubleshooting.md)")
 
 
 #: A softmax of given scores that is written out without their greatest: one exponential of one value.

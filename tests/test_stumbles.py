@@ -272,6 +272,28 @@ def test_a_run_that_is_limited_is_not_ended_inside_a_collection() -> None:
 # What is meant by a name, an order, a number
 
 
+@pytest.mark.parametrize(
+    ("words", "option", "command"),
+    [
+        (("inspect", "--tensors", "MODEL"), "--tensors", "fuse inspect"),
+        (("inspect", "--json", "--nodes", "MODEL"), "--nodes", "fuse inspect"),
+        (("--rules", "layer_norm", "MODEL", "-o", "x"), "--rules", "fuse"),
+    ],
+)
+def test_an_option_that_took_the_model_for_its_value(
+    fuse: Fuse, words: tuple[str, ...], option: str, command: str
+) -> None:
+    done = fuse(*(DECODE if word == "MODEL" else word for word in words))
+    assert done.exit == 1
+    assert f"{option} took {DECODE} as its value: put the model first, `{command} {DECODE} {option} ...`" in done.err
+    assert "required" not in done.err
+
+
+def test_a_model_that_is_missing_is_told_as_before(fuse: Fuse) -> None:
+    assert "the following arguments are required: MODEL" in fuse("inspect", "--tensors", "x").err
+    assert fuse("inspect", DECODE, "--tensors", "model.onnx").exit == 0
+
+
 def test_a_folder_that_is_named_like_a_command(fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = "to fuse what is called demo here, write ./demo"
@@ -289,6 +311,45 @@ def test_a_misspelt_site_is_told_with_the_one_that_may_be_meant(fuse: Fuse, opti
     assert (done.exit, done.out) == (1, "")
     assert "no site is named layer.1; did you mean layers.1? There are layers.0, layers.1, layers.2" in done.err
     assert "named qq; there are layers.0" in fuse("inspect", DECODE, option, "qq").err
+
+
+def test_a_misspelt_glob_is_told_with_one_that_fits(fuse: Fuse) -> None:
+    said = fuse("inspect", DECODE, "--sites", "layer.*").err
+    assert "named layer.*; did you mean layers.*? There are layers.0" in said
+    assert "named qq*; there are layers.0" in fuse("inspect", DECODE, "--sites", "qq*").err
+
+
+def test_an_operator_that_no_node_has_is_told_with_those_that_may_be_meant(fuse: Fuse) -> None:
+    told = "no node has the operator ReduceMen; did you mean ReduceMean"
+    assert f"note: {told}" in fuse("inspect", DECODE, "--op", "ReduceMen").out
+    notes = fuse("inspect", DECODE, "--op", "ReduceMen", "--json").document["notes"]
+    assert any(note.startswith(told) for note in notes)
+    assert "no node has the operator" not in fuse("inspect", DECODE, "--op", "Reduce*").out
+    assert "no node has the operator Qq*\n" in fuse("inspect", DECODE, "--op", "Qq*").out
+
+
+@pytest.mark.parametrize("command", ["lint", "lower"])
+def test_a_folder_of_folders_names_the_models_in_them(fuse: Fuse, tmp_path: Path, command: str) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/decode.onnx").write_bytes(b"")
+    output = ("-o", tmp_path / "out.onnx") if command == "lower" else ()
+    assert "give an .onnx file (in it: one/decode.onnx)" in fuse(command, tmp_path, *output).err
+
+
+def test_a_place_that_cannot_be_written_to_is_told_with_what_to_do(
+    fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    told = "give a folder you may write to, or change its permissions"
+    assert told in fuse("inspect", DECODE, "--extract", tmp_path / "file/sites").err
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "decode.onnx")
+
+    monkeypatch.setattr("shutil.copyfile", refused)
+    done = fuse("demo", tmp_path / "demo", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "output-not-writable")
+    assert f"{tmp_path / 'demo'} cannot be written (Permission denied): {told}" in done.err
 
 
 def test_files_in_the_wrong_order(fuse: Fuse, tmp_path: Path) -> None:
@@ -405,6 +466,28 @@ def test_details_of_a_near_miss_say_how_far_it_is(fuse: Fuse) -> None:
     assert lines[0].split()[1:2] == ["decay-sign:"]
     assert float(lines[0].split()[0]) < 1e-12
     assert any("gated_delta_rule: the rule itself" in line for line in lines)
+
+
+def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse) -> None:
+    shown = fuse("inspect", export("nm_chunk_decay_sign").path, "--site", "site.0").out
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines[:2] == ["site.0", "status: near-miss, 194 nodes"]
+    assert "--site" not in shown
+    assert "`" not in shown
+    assert "input 2: query float32 [1, 12, 2, 16]" in lines
+    assert "output 1: out float32 [1, 12, 4, 32]" in lines
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("smallest relative differences"))
+    assert lines[at - 1].startswith("no neighbour with the rule's operands fits; the smallest difference is ")
+    assert lines[-1] == "next: --html FILE draws what was looked at"
+
+
+def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse) -> None:
+    path = export("nm_chunk_decay_sign").path
+    told = f"next: fuse inspect {path} --site 'site.0' tells how far off it is, --html FILE draws it\n"
+    assert told in fuse("inspect", path).out
+    assert "next: " not in fuse("inspect", DECODE).out
+    shown = fuse("inspect", export("nm_decay_sign").path, "--site", "*").out
+    assert "it is the neighbour decay-sign of gated_delta_rule, with a difference of " in shown
 
 
 def test_a_fixed_number_of_tokens_has_nothing_below_or_above(fuse: Fuse) -> None:

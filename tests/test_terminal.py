@@ -44,7 +44,8 @@ def test_a_terminal_gets_a_tree_by_layer() -> None:
     assert "├── " in shown
     assert "gated_delta_rule recurrent" in shown
     assert "nodes become LinearAttention" in shown
-    assert "causal_conv expression" in shown
+    assert "layers.1.causal_conv causal_conv expression" in shown
+    assert "layers.1 gated_delta_rule recurrent" in shown
     assert "\x1b[" in shown
 
 
@@ -199,6 +200,18 @@ def test_progress_is_a_bar_with_how_much_is_done() -> None:
         bars.refresh()
     assert "finding and proving" in out.getvalue()
     assert "25%" in out.getvalue()
+
+
+def test_what_is_said_in_between_goes_with_the_line() -> None:
+    out = io.StringIO()
+    screen = Console(file=out, force_terminal=True, width=100)
+    with RichBars(*console._columns(), console=screen, transient=True) as bars:
+        shown = console.Bars(bars)
+        shown.start("finding and proving")
+        shown.note("causal_conv")
+        bars.refresh()
+    assert "finding and proving: causal_conv " in out.getvalue()
+    assert "causal_conv\n" not in out.getvalue()
 
 
 def test_no_progress_where_nobody_watches(fuse: Fuse) -> None:

@@ -372,7 +372,7 @@ def test_another_local_function(patched):
     assert codes(patched("rec_ts17_nonorm", change)) == {"changed-functions"}
 
 
-def test_a_file_that_was_not_made_from_the_other(fused, fuse):
+def test_a_file_that_was_not_made_from_the_other(fused, fuse, tmp_path):
     (unfused, _), (source, output) = fused("rec_ts17_nonorm"), fused("full_decode_ts17")
     report = verify(unfused, output)
     assert (report.exit, report.unrelated, report.network) == (5, report.findings[0], None)
@@ -387,6 +387,13 @@ def test_a_file_that_was_not_made_from_the_other(fused, fuse):
     lines = done.out.splitlines()
     assert lines[-1] == f"what follows from that is in --json: {len(report.findings) - 1} findings"
     assert "changed-" not in done.out
+    page = tmp_path / "page.html"
+    assert fuse("verify", unfused, output, "--html", page).exit == 5
+    shown = page.read_text()
+    assert shown.count("unrelated-files") == 1
+    assert "changed-" not in shown
+    assert "<h3>" not in shown
+    assert f"what follows from that is in --json: {len(report.findings) - 1} findings" in shown
     listed = fuse("verify", unfused, output, "--json").document["findings"]
     assert [found["code"] for found in listed] == [found.code for found in report.findings]
     assert {"unrelated-files", "changed-inputs", "changed-source"} <= {found["code"] for found in listed}

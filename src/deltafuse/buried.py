@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from deltafuse.bodies import LOOPS, Body, bodies, has_body, with_bodies
+from deltafuse.bodies import CONTROL, LOOPS, Body, bodies, has_body, with_bodies
 from deltafuse.finder import Finder
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
@@ -21,6 +21,10 @@ TEXTS.update(
         "inside-body": "what may be a delta rule lies inside {node} ({op}), where only targets ort and onnx take "
         "fused nodes (If, Loop and Scan); take --target ort or onnx, else export the branch, unroll the loop or "
         "inline it",
+        "inside-call": "what may be a delta rule lies inside {node}, a call of the function {op} that is not taken "
+        "apart here; inline it with onnx.inliner",
+        "inside-unproven": "what may be a delta rule lies inside {node} ({op}), and the search of its bodies, each on "
+        "its own, found none; export the branch, unroll the loop or inline it",
     }
 )
 
@@ -93,4 +97,5 @@ def _sparse(graph: Graph, node: int) -> Reason | None:
 
 def _reason(graph: Graph, node: int) -> Reason:
     name = graph.label(node)
-    return Reason("inside-body", {"node": name, "op": graph.op[node]})
+    code = "inside-body" if graph.standard[node] in CONTROL else "inside-call"
+    return Reason(code, {"node": name, "op": graph.op[node]})

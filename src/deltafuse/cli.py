@@ -100,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(as_json, EXIT_USER, "disk-full", text, arguments)
         if error.filename is None:
             return _bug(as_json, error, arguments)
-        return _fail(as_json, EXIT_USER, "file", f"cannot use {error.filename}: {error.strerror}", arguments)
+        text = f"cannot use {error.filename}: {error.strerror}; give another path, or change its permissions"
+        return _fail(as_json, EXIT_USER, "file", text, arguments)
     except KeyboardInterrupt:
         return _fail(as_json, EXIT_USER, "interrupted", "interrupted; nothing was written", arguments)
     except Exception as error:

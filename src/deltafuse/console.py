@@ -19,10 +19,12 @@ class Bars:
 
     def __init__(self, bars: RichBars) -> None:
         self._bars = bars
-        self._task = bars.add_task("starting", total=None)
+        self._stage = "starting"
+        self._task = bars.add_task(self._stage, total=None)
 
     def start(self, stage: str) -> None:
         """Shows the next stage."""
+        self._stage = stage
         self._bars.reset(self._task, total=None, description=stage)
 
     def advance(self, n: int, total: int) -> None:
@@ -30,8 +32,8 @@ class Bars:
         self._bars.update(self._task, completed=n, total=total)
 
     def note(self, text: str) -> None:
-        """Prints a line that stays."""
-        self._bars.console.print(text, markup=False, highlight=False)
+        """Says it beside the stage; it goes with the line."""
+        self._bars.update(self._task, description=f"{self._stage}: {text}")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltafuse.errors import UserError
+from deltafuse.files import unwritable
 
 MODELS = Path(__file__).parent / "demo_models"
 
@@ -30,7 +31,7 @@ def write_demo(folder: Path) -> Demo:
 
     Raises:
         UserError: ``output-exists`` where another file of that name is in the way, ``output`` where the folder cannot
-            be made.
+            be made, ``output-not-writable`` where it may not be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,8 +42,11 @@ def write_demo(folder: Path) -> Demo:
         target = folder / source.name
         if target.exists() and target.read_bytes() != source.read_bytes():
             raise UserError("output-exists", f"{target} is another file; remove it or give another folder")
-    for source in sources:
-        shutil.copyfile(source, folder / source.name)
+    try:
+        for source in sources:
+            shutil.copyfile(source, folder / source.name)
+    except OSError as error:
+        raise unwritable(folder, error) from None
     return Demo(tuple(str(folder / source.name) for source in sources), _commands(folder))
 
 

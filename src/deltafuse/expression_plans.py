@@ -16,6 +16,7 @@ from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.expression_prover import prove_emission
 from deltafuse.expression_sites import ExpressionSite
 from deltafuse.expressions import Expression, Place
+from deltafuse.files import make_folder
 from deltafuse.match import SiteReport
 from deltafuse.operator_counts import emitted_of
 from deltafuse.opset import adapt_all
@@ -104,7 +105,7 @@ def extract_expressions(folder: Path, model: Model, shapes: Shapes, plans: Seque
     """
     files: list[str] = []
     for plan in plans:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         match = plan.match
         roles, results = ([role.value for role in some] for some in (match.operands(), match.results()))
         cut = cut_model(model, shapes, (*roles, *sizes_read(model.graph, shapes, roles, results)), results)

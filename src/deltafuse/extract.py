@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 
 from deltafuse.errors import InternalError
+from deltafuse.files import make_folder
 from deltafuse.fused import runnable
 from deltafuse.graph import Graph
 from deltafuse.lowering_attention import is_linear_attention
@@ -107,7 +108,7 @@ def extract_site(folder: Path, plan: Plan, before: onnx.ModelProto) -> tuple[Pat
     Returns:
         The files, in that order.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     stem = re.sub(r"[^\w.-]+", "_", plan.match.name)
     after = _model(plan, *_imported(plan, before))
     lowered = runnable(after, keep=False)

@@ -148,3 +148,15 @@ def unwritable(output: Path, error: OSError) -> UserError:
         f"{output} cannot be written ({error.strerror or error}): "
         "give a folder you may write to, or change its permissions",
     )
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder for files, and those around it.
+
+    Raises:
+        UserError: ``output-not-writable``.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from None

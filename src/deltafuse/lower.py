@@ -3,7 +3,8 @@
 What is lowered: the Custom nodes of the gated delta rule (see `deltafuse.lowering`), and LinearAttention and
 CausalConvWithState, of either domain, where the installed onnxruntime lacks them (see `deltafuse.lowering_attention`
 and `deltafuse.lowering_conv`). All else stays byte for byte what it was, but for the rollback record (the lowered file
-is not the one it belongs to) and the opset that came with these two, where nothing else needs it.
+is not the one it belongs to), in whose place an entry says what the file is, and the opset that came with these two,
+where nothing else needs it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from deltafuse.errors import UserError
 from deltafuse.files import check_output
 from deltafuse.graph import Graph
 from deltafuse.lower_opset import lowered_opsets, opset_notes
+from deltafuse.lowered import KEY, is_lowered
 from deltafuse.lowering import CHUNK, RECURRENT, fused_type, lower_node, read_call
 from deltafuse.lowering_attention import LINEAR_ATTENTION, is_linear_attention, lower_attention, runtime_has
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv, lower_conv, runtime_has_conv
@@ -124,8 +126,9 @@ def lower(
     old = model.metadata_parts.get(record.KEY, ())
     cuts = [Edit(part.field, part.end, b"", "", "metadata") for part in old]
     shown.start("writing")
+    mark = [] if is_lowered(model) else [edits.append_metadata(model, KEY, "fuse lower")]
     raw = [edit for scope, one in zip(scopes, changes, strict=True) for edit in edits.edits_of(scope.model, one)]
-    built = edits.with_sizes(model, [*raw, *cuts])
+    built = edits.with_sizes(model, [*raw, *cuts, *mark])
     receipt = record.publish(model, built, output, "none", progress=shown.advance, how=external_data)
     new = sum(len(insertion.nodes) for change in changes for insertion in change.inserted)
     after = before + new - sum(len(nodes) for change in changes for _, nodes in change.removed)

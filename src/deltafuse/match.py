@@ -214,6 +214,7 @@ class SiteReport:
         rule: of a site of an ordinary expression, where there may be no match to tell it; else "".
         emitted: operator -> how many nodes of it stand in the site's place.
         inside: the body that it lies in, e.g. ``If_3/then_branch``; "" in the main graph.
+        looked: of a site that is no match, what it reads and writes: ``input 1``, the tensor, its type and sizes.
     """
 
     name: str
@@ -226,6 +227,7 @@ class SiteReport:
     rule: str = ""
     emitted: Mapping[str, int] = field(default_factory=dict[str, int])
     inside: str = ""
+    looked: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)

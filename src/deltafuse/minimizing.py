@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 
 from deltafuse.errors import UserError
-from deltafuse.files import check_output
+from deltafuse.files import check_output, make_folder
 from deltafuse.inputs import Inputs
 from deltafuse.inputs_file import write_arrays
 from deltafuse.network_model import obstacle, runnable
@@ -85,7 +85,7 @@ def reproduce(
         arrays = _drawn(pair, seconds)
     if isinstance(arrays, Reason):
         return Reproduction(None, note=f"{pair.name} cannot be run on its own: {arrays.text}")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, model in ((UNFUSED, pair.unfused), (FUSED, pair.fused)):
         (folder / name).write_bytes(_alone(stage, pair, model, arrays).SerializeToString())
     write_arrays(folder / INPUTS, arrays)

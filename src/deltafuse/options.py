@@ -32,7 +32,7 @@ class Progress(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Something the user may want to know now."""
+        """What of the stage is being done now; gone when something else is."""
         ...
 
 

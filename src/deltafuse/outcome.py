@@ -10,6 +10,7 @@ from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.external import data_files, missing_notes
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
+from deltafuse.lowered import LOWERED, is_lowered
 from deltafuse.lowering_conv import is_causal_conv
 from deltafuse.match import Match, SiteReport
 from deltafuse.options import FuseOptions
@@ -25,6 +26,11 @@ from deltafuse.wire import Model
 if TYPE_CHECKING:
     from deltafuse.searching import Searched
 
+#: What to do where a model has no site and should have one.
+_EXPORT = (
+    "if the model does have linear attention, export it with plain operators, without a fused kernel or a custom "
+    "operator in its place (see 'no site at all' in docs/troubleshooting.md)"
+)
 #: Code of the note on a model without a site that has fused nodes.
 ALREADY = "already-fused"
 TEXTS["already-fused"] = "the model holds fused nodes already ({count}); undo them with fuse rollback"
@@ -99,6 +105,8 @@ def notes(file: Model, sites: Sequence[SiteReport], searched: Searched) -> tuple
         searched: its main graph.
     """
     missing = missing_notes({name: 0 if path.is_file() else None for name, path in data_files(file).items()})
+    if is_lowered(file):
+        return (f"{LOWERED}: {TEXTS[LOWERED]}", *missing)
     return missing if sites else (_no_site(file, searched), *missing)
 
 
@@ -130,9 +138,23 @@ def _no_site(file: Model, searched: Searched) -> str:
         return f"{ALREADY}: {Reason(ALREADY, {'count': fused}).text}"
     anchors, others = searched.anchors, searched.expressions.anchors
     if not anchors:
-        return f"no site: {others} operators were looked at where an expression could begin, none of them does"
-    looked = " and ".join(f"{count} {what}" for what, count in anchors.items())
-    return f"no site: {looked} were looked at, none is part of a rule{_attention(searched)}"
+        looked = _counted(others, "operators", "where an expression could begin")
+        return f"no site: {looked}, none of them does"
+    some = dict(anchors)
+    last, count = some.popitem()
+    looked = "".join(f"{_number(seen, what)} and " for what, seen in some.items()) + _counted(count, last)
+    return f"no site: {looked}, none is part of a rule{_attention(searched)}; {_EXPORT}"
+
+
+def _counted(count: int, what: str, where: str = "") -> str:
+    """``1 exponential of data was looked at``."""
+    return " ".join(filter(None, (_number(count, what), "was" if count == 1 else "were", "looked at", where)))
+
+
+def _number(count: int, what: str) -> str:
+    """``1 exponential of data`` of ``exponentials of data``."""
+    head, gap, rest = what.partition(" ")
+    return f"{count} {head.removesuffix('s') if count == 1 else head}{gap}{rest}"
 
 
 def _attention(searched: Searched) -> str:

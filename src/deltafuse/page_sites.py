@@ -9,7 +9,7 @@ from deltafuse import splice
 from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.match import Match, Plan, Role, SiteReport
-from deltafuse.page_nodes import emitted_document, tensor_text, types_of
+from deltafuse.page_nodes import emitted_document, types_of
 from deltafuse.page_pictures import Pictures
 from deltafuse.reasons import Nearest, compared_with
 from deltafuse.report import OUTPUTS, ROLES, role_document, site_document
@@ -53,10 +53,8 @@ def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pic
         document["nearest"] = _nearest(site.reason.nearest)
     if plan is not None:
         document |= _planned(evidence, site, plan, pictures)
-    candidate = evidence.candidates.get(site.name)
-    if site.match is None and candidate is not None:
-        ends = {**_numbered("input", candidate.roots), **_numbered("output", candidate.frontier)}
-        document["looked"] = [[name, *_tensor(evidence, value)] for name, value in ends.items()]
+    if site.looked:
+        document["looked"] = [list(row) for row in site.looked]
     return document
 
 
@@ -78,11 +76,6 @@ def _before(evidence: Evidence, site: SiteReport, pictures: Pictures) -> Documen
 
 def _numbered(what: str, values: Sequence[int]) -> dict[str, int]:
     return {f"{what} {number}": value for number, value in enumerate(values, 1)}
-
-
-def _tensor(evidence: Evidence, value: int) -> tuple[str, str]:
-    """Name, and type and sizes as far as they are known."""
-    return evidence.model.graph.name(value), tensor_text(evidence.shapes.dtype(value), evidence.shapes.shape(value))
 
 
 def _operands(match: Match | ExpressionMatch) -> dict[str, Role]:

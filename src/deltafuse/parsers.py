@@ -21,7 +21,7 @@ from deltafuse.options import (
     Operator,
     RecordMode,
 )
-from deltafuse.parsers_types import count, pin, seconds
+from deltafuse.parsers_types import count, pin, seconds, swallowed
 from deltafuse.parsers_verify import add_verify
 
 EXITS = """\
@@ -30,7 +30,7 @@ exit codes:
   1  something you can mend: a bad file, a bad option
   2  a bug of ours
   3  no site matched, or the model is fused already, or there is nothing to lower; nothing was written
-  4  some sites matched, others are refused; nothing was written unless --keep-going
+  4  sites are refused, or near misses beside others; nothing was written (with --keep-going what matched is: 0)
   5  verify found a difference, or lint a fault"""
 COMMANDS = """\
 commands (fuse COMMAND --help tells more):
@@ -50,7 +50,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
         """As argparse does, and tells a misspelt option which one may be meant."""
-        given, unknown = self.parse_known_args(args)
+        try:
+            given, unknown = self.parse_known_args(args)
+        except UserError as error:
+            if not (taken := swallowed(self.prog, self._option_string_actions, args)) or "required" not in str(error):
+                raise
+            self.error(taken)
         options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
         if options:
             near = difflib.get_close_matches(options[0], self._option_string_actions, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 
 
 def pin(text: str) -> tuple[str, int]:
@@ -52,3 +53,20 @@ def bound(text: str) -> float:
 
 #: Names of the shipped targets, as `deltafuse.targets.names` has them.
 TARGETS = ("ascend-310p", "ascend-a2", "onnx", "ort")
+
+
+def swallowed(prog: str, actions: Mapping[str, argparse.Action], words: Sequence[str]) -> str:
+    """That an option which may have a value took the model for one, and how to write it; "" where none did.
+
+    Args:
+        prog: the command.
+        actions: by option.
+        words: the command line.
+    """
+    option = ""
+    for word in words:
+        if word.startswith("-"):
+            option = word
+        elif option in actions and actions[option].nargs in ("?", "*", "+") and word.lower().endswith(".onnx"):
+            return f"{option} took {word} as its value: put the model first, `{prog} {word} {option} ...`"
+    return ""

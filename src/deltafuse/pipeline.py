@@ -209,8 +209,8 @@ def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: _Found) -> tu
         whole = list(map(len, plans)) == list(map(len, likely))
         outlined = task.result() if whole else drafting.outline(chosen, scopes, plans)
     reports = [
-        replace(report, inside=scope.model.place)
-        for scope, (_, first), (_, others) in zip(scopes, proven, expressions, strict=True)
+        replace(report, inside=one.scope.model.place, looked=() if report.match else one.looked(report.name))
+        for one, (_, first), (_, others) in zip(graphs, proven, expressions, strict=True)
         for report in (*first, *others)
     ]
     return drafting.draft(scopes, outlined, plans, reports)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -51,9 +52,22 @@ def check_names(options: FuseOptions, names: Iterable[str]) -> None:
     known = sorted(names)
     for glob in (*options.sites, *options.skip_sites):
         if known and not any(fnmatchcase(name, glob) for name in known):
-            near = difflib.get_close_matches(glob, known, 1)
+            near = difflib.get_close_matches(glob, known, 1) if glob == _stem(glob) else _near_globs(glob, known)
             hint = f"did you mean {near[0]}? There are" if near else "there are"
             raise UserError("site-unknown", f"no site is named {glob}; {hint} {_list(known)}")
+
+
+def _stem(glob: str) -> str:
+    """What stands in front of the first wildcard."""
+    return re.split(r"[*?\[]", glob, maxsplit=1)[0]
+
+
+def _near_globs(glob: str, known: list[str]) -> list[str]:
+    """The glob with another beginning, as some site has it."""
+    stem = _stem(glob)
+    beginnings = sorted({name[:end] for name in known for end in range(1, len(name) + 1)})
+    near = [begin + glob[len(stem) :] for begin in difflib.get_close_matches(stem, beginnings)]
+    return [one for one in near if any(fnmatchcase(name, one) for name in known)]
 
 
 def _list(names: list[str], shown: int = 12) -> str:

@@ -5,6 +5,7 @@ Any ONNX model; only its main graph is listed. Nothing is run, nothing is proven
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -130,6 +131,7 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
         counted = Counter(names[0] for names in named)
         exact = {op: 0 for op in ops if not set(op) & set("*?[") and not any(op in names for names in named)}
         counts = dict(counted.most_common()) | exact
+        notes += _unknown(graph, ops)
     held = sum(op in _CONTROL for op in graph.op)
     if held:
         notes.append(f"{held} nodes have subgraphs (If, Loop, Scan), whose nodes and tensors are not listed")
@@ -137,6 +139,15 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
         str(path), model.producer, model.ir_version, dict(model.opset_imports), len(graph.op),
         found_tensors, found_nodes, counts, tuple(notes),
     )  # fmt: skip
+
+
+def _unknown(graph: Graph, ops: Sequence[str]) -> Iterator[str]:
+    """Notes on operators that no node has, with those that may be meant."""
+    known = {name for index in range(len(graph.op)) for name in _names(graph, index)} if ops else set[str]()
+    for op in ops:
+        if not any(fnmatchcase(name, op) for name in known):
+            near = difflib.get_close_matches(op, sorted(known), 3)
+            yield f"no node has the operator {op}" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 
 def title(op: str, domain: str, kind: str = "") -> str:

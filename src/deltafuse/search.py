@@ -21,7 +21,7 @@ from deltafuse.worker import Worker
 TEXTS.update(
     {
         "not-the-rule": "the subgraph around {anchor} reads like {rule} but no assignment of its inputs ({roots}) "
-        "gives its outputs; compare it with the rule's recurrence: `fuse inspect --site` tells how far off it is",
+        "gives its outputs; compare it with the rule's recurrence, or write a pattern where it is a rule of its own",
         "inner-value-used": "the value {value} inside the site is read outside of it and fusing would take it away; "
         "remove that reader or output",
         "no-output": "nothing outside reads the rule's output; make the output one of the graph's, or remove the dead "

@@ -11,7 +11,9 @@ from deltafuse.enclosed import Enclosed, enter, held_bodies, mentions
 from deltafuse.expression_sites import ExpressionSites, find_expressions
 from deltafuse.expressions import Expression
 from deltafuse.finder import Candidate, Finder
+from deltafuse.lowered import written_by_lower
 from deltafuse.match import Match, NoMatch
+from deltafuse.page_nodes import tensor_text
 from deltafuse.patterns import Pattern
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
@@ -20,6 +22,8 @@ from deltafuse.trial import Trial
 
 #: How a site is named that is only seen: what may be a rule in the body of node N.
 _SEEN = "inside."
+#: That something is there which may be a rule, the vaguest last.
+_INSIDE = ("inside-call", "inside-unproven", "inside-body")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,16 @@ class Searched:
     def names(self) -> list[str]:
         """Of the sites in this graph alone."""
         return [site.name for site in (*self.sites, *self.expressions.sites)]
+
+    def looked(self, name: str) -> tuple[tuple[str, str, str], ...]:
+        """What a candidate reads and writes, see `deltafuse.match.SiteReport`; () where there is none of that name."""
+        candidate, graph, shapes = self.candidates.get(name), self.scope.model.graph, self.scope.shapes
+        ends = () if candidate is None else (("input", candidate.roots), ("output", candidate.frontier))
+        return tuple(
+            (f"{what} {number}", graph.name(value), tensor_text(shapes.dtype(value), shapes.shape(value)))
+            for what, values in ends
+            for number, value in enumerate(values, 1)
+        )
 
     def all(self) -> Iterator[Searched]:
         """This graph and all bodies in it."""
@@ -126,6 +140,7 @@ class Search:
             expressions = find_expressions(
                 model, kinds, shapes, self.ordinary, taken, self.worker, self.clock.progress, names
             )
+        sites = [site for site in sites if not _lowered(scope, site, candidates)]
         anchors_of = {op for rule in self.recurrences if rule.decay != "none" for op in rule.anchors}
         about = _about(scope, candidates, sites, anchors_of)
         named = {candidate.name: candidate for candidate in candidates}
@@ -155,11 +170,16 @@ class Search:
             if not any(one.proves() for one in results):
                 # What is not the rule as a whole and not inside is told by the reason that says more.
                 within = [site for deep in results for one in deep.all() for site in one.sites]
-                if any(site.name in told and not _vague(site) for site in sites) or all(map(_vague, within)):
+                if any(site.name in told and not _vague(site) for site in sites):
+                    continue
+                if all(map(_vague, within)):
+                    said = _inside(within)
+                    sites = [_unfit(site, said) if said is not None and site.name in told else site for site in sites]
                     continue
             sites = [site for site in sites if site.name not in told]
             inner += results
-        return replace(found, sites=tuple(sites), inner=tuple(inner))
+        # Whoever searches here has a target for it already.
+        return replace(found, sites=tuple(map(_searched, sites)), inner=tuple(inner))
 
     def _likely(self, found: Searched) -> list[int]:
         """Nodes whose bodies may hold a rule or an expression, and that are part of no match."""
@@ -182,16 +202,40 @@ def _about(
     found: dict[str, tuple[int, ...]] = {}
     for site in sites:
         if isinstance(site, NoMatch):
-            number = site.name.removeprefix(_SEEN)
-            core = (int(number),) if site.name.startswith(_SEEN) and number.isdecimal() else cores.get(site.name, ())
+            core = _seen(site) or cores.get(site.name, ())
             alone = not any(graph.standard[node] in anchors for node in core)
             found[site.name] = tuple(node for node in core if alone and node in holders)
     return found
 
 
+def _lowered(scope: Enclosed, site: Site, candidates: Sequence[Candidate]) -> bool:
+    """Whether what is no rule is what ``fuse lower`` wrote."""
+    core = next((candidate.core for candidate in candidates if candidate.name == site.name), _seen(site))
+    return isinstance(site, NoMatch) and written_by_lower(scope.model, core)
+
+
+def _seen(site: Site) -> tuple[int, ...]:
+    """The node that a site is only seen in."""
+    number = site.name.removeprefix(_SEEN)
+    return (int(number),) if site.name.startswith(_SEEN) and number.isdecimal() else ()
+
+
 def _vague(site: Site) -> bool:
     """Whether all that is known of a site is that something is there, or that it is no rule."""
-    return isinstance(site, NoMatch) and site.reason.code in ("inside-body", "not-the-rule", "root-type")
+    return isinstance(site, NoMatch) and site.reason.code in (*_INSIDE, "not-the-rule", "root-type")
+
+
+def _inside(within: Sequence[Site]) -> Reason | None:
+    """The reason of those found inside that says most, None where there is none."""
+    reasons = [site.reason for site in within if isinstance(site, NoMatch)]
+    return min(reasons, key=lambda reason: _INSIDE.index(reason.code) if reason.code in _INSIDE else -1, default=None)
+
+
+def _searched(site: Site) -> Site:
+    """A site of which is known no more than that it may hold a rule, after a search in it."""
+    if isinstance(site, NoMatch) and site.reason.code == "inside-body":
+        return replace(site, reason=Reason("inside-unproven", site.reason.args))
+    return site
 
 
 def _unfit(site: Site, reason: Reason) -> Site:

@@ -160,7 +160,10 @@ def sentences(report: FuseReport, *, reasons: bool = True) -> Iterator[str]:
         if fix:
             yield f"  fix: {fix}"
     for text, names in _grouped([(f"it lies inside {site.inside}", site.name) for site in report.sites if site.inside]):
-        yield f"{names}: {text}"
+        yield f"{', '.join(names)}: {text}"
+    near = [site.name for site in report.sites if site.reason is not None and site.reason.nearest is not None]
+    if near:
+        yield f"next: fuse inspect {report.model} --site '{near[0]}' tells how far off it is, --html FILE draws it"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in _grouped(notes):
         yield f"note, {', '.join(names)}: {text}"

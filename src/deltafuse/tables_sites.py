@@ -31,17 +31,16 @@ def print_tree(report: FuseReport, screen: Console) -> None:
         layer = found.group() if found else ""
         if layer and layer not in branches:
             branches[layer] = root.add(Text(layer, style="bold"))
-        leaf = (branches[layer] if layer else root).add(_headline(site, layer))
+        leaf = (branches[layer] if layer else root).add(_headline(site))
         for line in _facts(site):
             leaf.add(line)
     screen.print(root)
 
 
-def _headline(site: SiteReport, layer: str) -> Text:
-    rest = site.name[len(layer) :].lstrip(".")
+def _headline(site: SiteReport) -> Text:
     rule = site.rule or (site.match.rule if site.match is not None else "")
-    parts = [part for part in (rest if rest != rule else "", rule, site.match.form if site.match else "") if part]
-    line = Text(" ".join(parts) or "site")
+    # The whole name: it is what --site takes.
+    line = Text(" ".join(filter(None, (site.name, rule, site.match.form if site.match else ""))))
     line.append("  ").append_text(status_text(site))
     return line.append(f"  {site.nodes} nodes become {site.op}" if site.op else f"  {site.nodes} nodes")
 
@@ -74,13 +73,15 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
             screen.print(Text(site.name, style="bold"))
             for line in detail_lines(site, formulas):
                 screen.print(f"  {line}")
+    if any(site.name in chosen and site.reason is not None and site.reason.nearest for site in report.sites):
+        screen.print("next: --html FILE draws what was looked at")
     for line in (*(f"note: {note}" for note in report.notes), *pinned_lines(report.pinned)):
         screen.print(line)
 
 
 def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]:
     """One site in detail, a fact a line."""
-    yield f"status: {status_text(site)}" + (f", {site.nodes} nodes become {site.op}" if site.op else "")
+    yield f"status: {status_text(site)}, {number(site.nodes, 'node')}" + (f" become {site.op}" if site.op else "")
     if site.match is not None:
         yield from _known(site.match)
         text = recurrence_text(site.match, formulas.get(site.match.rule, ""))
@@ -90,14 +91,20 @@ def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]
     if site.reason is not None:
         yield f"{site.reason.code}: {site.reason.what}"
         yield f"  fix: {site.reason.fix}"
-        yield from _distances(site.reason.nearest)
+        yield from (f"{what}: {name} {kind}".rstrip() for what, name, kind in site.looked)
+        yield from _distances(site.reason.nearest, site.reason.code)
     yield from (f"note: {note}" for note in site.notes)
 
 
-def _distances(nearest: Nearest | None) -> Iterator[str]:
+def _distances(nearest: Nearest | None, code: str) -> Iterator[str]:
     """How far a near miss is from the rule and from what is like it."""
     if nearest is None:
         return
+    first, error = nearest.differences[0]
+    if first == code:
+        yield f"it is the neighbour {first} of {nearest.rule}, with a difference of {error:.1e}"
+    else:
+        yield f"no neighbour with the rule's operands fits; the smallest difference is {error:.1e}"
     yield f"smallest relative differences over {number(nearest.tokens, 'token')}:"
     for name, what, error in compared_with(nearest):
         yield f"  {error:.1e}  {name}: {what}"

@@ -160,7 +160,8 @@ def scan_function(model: Model, function: onnx.FunctionProto, call: onnx.NodePro
 
 def _map(path: Path) -> memoryview:
     if path.is_dir():
-        found = ", ".join(sorted(p.name for p in path.glob("*.onnx"))[:5]) or "none"
+        inside = sorted(path.glob("*.onnx")) or sorted(path.glob("*/*.onnx"))
+        found = ", ".join(one.relative_to(path).as_posix() for one in inside[:5]) or "none"
         raise UserError("not-a-file", f"{path} is a folder: give an .onnx file (in it: {found})")
     try:
         if not stat.S_ISREG(path.stat().st_mode):

@@ -24,9 +24,14 @@ function siteInside(site, pictures) {
 function why(site) {
   if (!site.reason) return [];
   const near = site.status === "near-miss";
-  const parts = [el("h3", {}, near ? "Why not" : "Why it is left"), el("p", {}, el("code", {}, site.reason.code), ` ${site.reason.text}`)];
+  const parts = [el("h3", {}, near ? "Why not" : "Why it is left"), el("p", {}, el("code", {}, site.reason.code), " ", ...coded(site.reason.text))];
   if (site.nearest) parts.push(...nearest(site.nearest, site.reason.code));
   return [el("div", { class: `why${near ? "" : " refusal"}` }, ...parts)];
+}
+
+/** A text with what stands between backticks as code. */
+function coded(text) {
+  return text.split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part));
 }
 
 /** How far the site is from the rule and from its neighbours. */
@@ -90,7 +95,7 @@ function target(site) {
 }
 
 function notes(site) {
-  return site.notes.length ? [el("h3", {}, "Notes"), ...site.notes.map((note) => el("p", {}, note))] : [];
+  return site.notes.length ? [el("h3", {}, "Notes"), ...site.notes.map((note) => el("p", {}, ...coded(note)))] : [];
 }
 
 function drawn(site, pictures) {
