@@ -207,10 +207,11 @@ def _initializers(unfused: Model, fused: Model) -> Iterator[Reason]:
 
 def _same(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:
     # Data that lies outside the files is not read: its place is compared.
-    if (old.dtype, old.dims, old.external) != (new.dtype, new.dims, new.external):
+    if (old.form, old.dtype, old.dims, old.external) != (new.form, new.dtype, new.dims, new.external):
         return False
-    before, after = unfused.data[old.start : old.end], fused.data[new.start : new.end]
-    return before == after or TensorProto.FromString(bytes(before)) == TensorProto.FromString(bytes(after))
+    before, after = bytes(unfused.data[old.start : old.end]), bytes(fused.data[new.start : new.end])
+    kind = onnx.SparseTensorProto if old.form == "sparse" else TensorProto
+    return before == after or kind.FromString(before) == kind.FromString(after)
 
 
 def _interface(before: Graph, after: Graph) -> Iterator[Reason]:
