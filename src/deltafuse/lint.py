@@ -219,8 +219,8 @@ def _gates(view: View) -> Iterator[Finding]:
 
 def _limits(view: View, sizes: dict[str, int]) -> Iterator[Finding]:
     lengths = view.operator.port("lengths")
-    array = view.array(view.ports[lengths.name]) if lengths is not None and lengths.name in view.ports else None
-    tokens = sizes.get("T") if array is None else int(array.max())
+    array = view.integers(view.ports[lengths.name]) if lengths is not None and lengths.name in view.ports else None
+    tokens = sizes.get("T") if array is None or not array.size else int(array.max())
     batch = sizes.get("B") if array is None else int(array.size)
     case = Case(
         batch, tokens, "not fixed", sizes.get("N"), sizes.get("H"), sizes.get("K"), sizes.get("V"),

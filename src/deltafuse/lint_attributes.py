@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from deltafuse.lint_view import Finding, View, kind_name
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.targets.custom_nodes import MINDSPORE_TYPES, outputs_shape
 
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _AGAIN = "fuse the model again, or correct the script that wrote the node"
 #: An attribute in Python.
 Value: TypeAlias = "int | float | str | list[int] | list[float] | list[str]"
@@ -118,7 +120,7 @@ def _outputs_shape(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
 
 def _numbers(text: str) -> list[int] | None:
     parts = text.rstrip(",").split(",")
-    return [int(part) for part in parts] if all(part.strip().lstrip("-").isdigit() for part in parts) else None
+    return [int(part) for part in parts] if all(_NUMBER.fullmatch(part) for part in parts) else None
 
 
 def scale_findings(view: View, name: str) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ def length_findings(view: View) -> Iterator[Finding]:
             fix = "give each sequence its own: there is one state for each of them"
             yield view.finding("lengths-count", port.name, f"{count} numbers", f"{wanted + offsets}", fix)
         items, tokens = _contents(view, value), _tokens(view)
-        if items and tokens is not None:
+        if items is not None and tokens is not None:
             yield from _sums(view, port.name, items, tokens, offsets=offsets)
 
 
@@ -38,7 +38,7 @@ def _sums(view: View, name: str, items: Sequence[Dim], tokens: Dim, *, offsets: 
         # Sequences of one length each: nothing follows for a count of tokens that they cannot share.
         return
     ends = numbers if offsets else [0, *itertools.accumulate(numbers)]
-    if ends[0] != 0 or ends[-1] != total or any(before > after for before, after in itertools.pairwise(ends)):
+    if ends[:1] != [0] or ends[-1:] != [total] or any(before > after for before, after in itertools.pairwise(ends)):
         what = f"0, then rising to {tokens}" if offsets else f"a sum of {tokens}"
         fix = "give each sequence its length: they add up to the token axis"
         yield view.finding("lengths", name, [str(item) for item in items], what, fix)
@@ -64,7 +64,7 @@ def _contents(view: View, value: int) -> list[Dim] | None:
     """The numbers, in terms of sizes; None where one of them is not known."""
     contents = view.shapes.contents(value)
     if contents is None:
-        array = view.array(value)
-        return None if array is None else [int(number) for number in array.ravel().tolist()]
+        array = view.integers(value)
+        return None if array is None else array.tolist()
     items = contents.ravel().tolist()
     return None if any(item is None or isinstance(item, float) for item in items) else items

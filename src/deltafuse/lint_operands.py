@@ -113,7 +113,8 @@ def constant_findings(view: View) -> Iterator[Finding]:
 
 def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
     """Lengths, slot indices and accepted tokens, where they are constants."""
-    arrays = {port.role: view.array(view.ports[port.name]) for port in view.operator.inputs if port.name in view.ports}
+    fed = {port.role: view.ports[port.name] for port in view.operator.inputs if port.name in view.ports}
+    arrays = {role: view.integers(value) for role, value in fed.items()}
     lengths, slots, accepted = arrays.get("lengths"), arrays.get("slots"), arrays.get("accepted")
     tokens = sizes.get("T")
     yield from length_findings(view)

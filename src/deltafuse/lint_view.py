@@ -98,6 +98,11 @@ class View:
         found = None if head is None else read_tensor(self.model, head)
         return None if isinstance(found, Reason) else found
 
+    def integers(self, value: int) -> npt.NDArray[np.integer] | None:
+        """As `array`, in one row; None too where the data are no integers."""
+        found = self.array(value)
+        return found.ravel() if found is not None and np.issubdtype(found.dtype, np.integer) else None
+
 
 def is_attention(view: View) -> bool:
     """Whether this node is LinearAttention."""
