@@ -116,7 +116,7 @@ def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]
     fed = {port.role: view.ports[port.name] for port in view.operator.inputs if port.name in view.ports}
     arrays = {role: view.integers(value) for role, value in fed.items()}
     lengths, slots, accepted = arrays.get("lengths"), arrays.get("slots"), arrays.get("accepted")
-    tokens = sizes.get("T")
+    tokens = sizes.get("T") if lengths is None else int(lengths.sum())
     yield from length_findings(view)
     state = view.shape(view.ports.get("state", 0)) if "state" in view.ports else None
     count = state[0] if state else None

@@ -98,10 +98,12 @@ class View:
         found = None if head is None else read_tensor(self.model, head)
         return None if isinstance(found, Reason) else found
 
-    def integers(self, value: int) -> npt.NDArray[np.integer] | None:
+    def integers(self, value: int) -> npt.NDArray[np.int64] | None:
         """As `array`, in one row; None too where the data are no integers."""
         found = self.array(value)
-        return found.ravel() if found is not None and np.issubdtype(found.dtype, np.integer) else None
+        if found is None or not np.issubdtype(found.dtype, np.integer):
+            return None
+        return found.astype(np.int64).ravel()
 
 
 def is_attention(view: View) -> bool:
