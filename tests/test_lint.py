@@ -127,6 +127,36 @@ def renamed(old: str, new: str, attribute: str) -> Edit:
     return edit
 
 
+def again(name: str) -> Edit:
+    """An attribute that is there twice."""
+
+    def edit(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        node.attribute.append(next(attribute for attribute in node.attribute if attribute.name == name))
+
+    return edit
+
+
+def empty(port: int) -> Edit:
+    """An input that has no name, and keeps its index."""
+
+    def edit(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        node.input[port] = ""
+
+    return edit
+
+
+def without_result(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    node.output[0] = ""
+
+
+def one_input_more(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    node.input.append(node.input[0])
+
+
+def shape_text(text: str) -> tuple[Site, Edit, str, str]:
+    return DECODE, set_attribute("outputs_shape", text), "outputs-shape", "outputs_shape"
+
+
 def fed_by_nothing(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
     node.input[1] = "no such value"
 
@@ -282,6 +312,22 @@ CUSTOM_FAULTS: dict[str, tuple[Site, Edit, str, str]] = {
         set_attribute("outputs_shape", "3,\u00b2,4,32,4,-1,4,32,16,"),
         "outputs-shape",
         "outputs_shape",
+    ),
+    "outputs_shape of other tokens": shape_text("3,7,4,32,4,5,4,32,16,"),
+    "outputs_shape of tokens below zero": shape_text("3,-7,4,32,4,-1,4,32,16,"),
+    "outputs_shape of no tokens": shape_text("3,0,4,32,4,-1,4,32,16,"),
+    "outputs_shape with spaces": shape_text("3, -1, 4,32,4,-1,4,32,16,"),
+    "outputs_shape with more commas": shape_text("3,-1,4,32,4,-1,4,32,16,,,"),
+    "an attribute is there twice": (DECODE, again("scale_value"), "attribute-twice", "scale_value"),
+    "type is there twice": (DECODE, again("type"), "attribute-twice", "type"),
+    "a required input has no name": (DECODE, empty(3), "input-missing", "beta"),
+    "an optional input has an index and no name": (DECODE, empty(7), "input-missing", "g"),
+    "a result has no name": (DECODE, without_result, "output-count", "out"),
+    "accepted tokens of two sequences": (
+        DECODE,
+        feed(8, np.array([1, 1], np.int32)),
+        "accepted",
+        "num_accepted_tokens",
     ),
     "lengths have two axes": (DECODE, feed(5, np.array([[3]], np.int32)), "input-rank", "actual_seq_lengths"),
     "lengths are no numbers": (DECODE, feed(5, np.array([np.nan], np.float32)), "input-dtype", "actual_seq_lengths"),
@@ -520,6 +566,12 @@ def drop_import(domain: str, version: int) -> Edit:
 
 
 ATTENTION_FAULTS |= {
+    "the first result has no name": ("ort", without_result, "output-count", "output"),
+    "a seventh input": ("ort", one_input_more, "input-extra", ""),
+    "an attribute is there twice": ("ort", again("scale"), "attribute-twice", "scale"),
+    "a decay that the rule does not have": ("ort", set_attribute("update_rule", "delta"), "input-extra", "decay"),
+    "a gate that the rule does not have": ("ort", set_attribute("update_rule", "linear"), "input-extra", "beta"),
+    "chunks of less than one token": ("ort", set_attribute("chunk_size", -5), "attribute-value", "chunk_size"),
     "one result": ("onnx", drop_state_output, "output-count", "present_state"),
     "no decay": ("ort", drop_decay, "input-missing", "decay"),
     "no import of the domain": ("ort", drop_import("com.microsoft", 0), "opset", "com.microsoft"),
@@ -574,6 +626,11 @@ def test_whole_fused_models_are_good(fixture, target, tmp_path, fuse):
     # The convolutions in front of the rule are looked over, too, where the target has an operator for them.
     assert outcome.document["nodes"] == (3 if target == "ascend-310p" else 6)
     assert fuse("lint", fused, "--target", target).out.endswith("no findings, 0 notes\n")
+
+
+def test_tokens_of_outputs_shape_may_be_written_out(tmp_path):
+    edit = set_attribute("outputs_shape", "3,3,4,32,4,1,4,32,16,")
+    assert lint_edited(tmp_path, "ascend-310p", DECODE, edit).findings == ()
 
 
 def test_a_custom_node_of_someone_else_is_left_alone(tmp_path):

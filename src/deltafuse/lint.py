@@ -21,6 +21,7 @@ from deltafuse.lint_conv import conv_findings, is_conv
 from deltafuse.lint_lengths import length_notes
 from deltafuse.lint_operands import (
     constant_findings,
+    count_findings,
     memory_findings,
     operand_findings,
     result_findings,
@@ -214,6 +215,7 @@ def _node_findings(view: View) -> Iterator[Finding]:
     sizes, disagreeing = sizes_of(view)
     yield from operand_findings(view)
     yield from disagreeing
+    yield from count_findings(view)
     yield from result_findings(view, sizes)
     yield from constant_findings(view)
     yield from memory_findings(view)

@@ -69,6 +69,19 @@ def sizes_of(view: View) -> tuple[dict[str, int], list[Finding]]:
     return sizes, findings
 
 
+def count_findings(view: View) -> Iterator[Finding]:
+    """Results without a name, and inputs beyond the operator's."""
+    named, count = [value for value in view.results if value], len(view.operator.outputs)
+    for place, port in enumerate(view.operator.outputs):
+        if place >= len(view.results) or not view.results[place]:
+            fix = f"name every result, {port.name} too: none is optional"
+            yield view.finding("output-count", port.name, f"{len(named)} outputs", f"{count} outputs", fix)
+    inputs = len(view.operator.inputs)
+    if any(view.message.input[inputs:]):
+        fix = "remove the inputs that the operator does not have"
+        yield view.finding("input-extra", "", f"{len(view.message.input)} inputs", f"{inputs} at most", fix)
+
+
 def result_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
     """What the file declares of the results: element type and sizes."""
     for port, value in zip(view.operator.outputs, view.results, strict=False):
@@ -128,9 +141,8 @@ def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]
             wanted = f"{tokens} indices below {count}"
             fix = "give one slot index a token; all zero for one sequence"
             yield view.finding("slots", "ssm_state_indices", slots.tolist(), wanted, fix)
-    if accepted is not None and lengths is not None and lengths.size == accepted.size:
-        pairs = zip(accepted.tolist(), lengths.tolist(), strict=True)
-        fits = all(1 <= int(count) <= int(length) for count, length in pairs)
+    if accepted is not None and lengths is not None:
+        fits = accepted.size == lengths.size and bool(np.all((accepted >= 1) & (accepted <= lengths)))
         if not fits:
             wanted = f"1 to {lengths.tolist()}"
             fix = "accept at least one token a sequence and no more than it has"
