@@ -181,6 +181,39 @@ def state_of_view(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
     model.graph.node.insert(0, helper.make_node("Reshape", ["raw", "shape"], ["view"], "viewer"))
 
 
+def through(op: str, **attributes: object) -> Edit:
+    """The state behind one more node, and another reader of what that node reads."""
+
+    def edit(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        read, at = node.input[4], list(model.graph.node).index(node)
+        shape = ["as_it_is"] if op == "Reshape" else []
+        model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 0, 0]), "as_it_is"))
+        model.graph.node.insert(at, helper.make_node(op, [read, *shape], ["state_view"], "viewer", **attributes))
+        model.graph.node.append(helper.make_node("Neg", [read], ["seen"], "reader"))
+        node.input[4] = "state_view"
+
+    return edit
+
+
+def state_from_filled(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 4, 32, 16]), "shape"))
+    fill = numpy_helper.from_array(np.zeros(1, np.float16))
+    model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["shape"], ["filled"], "fill", value=fill))
+    node.input[4] = "filled"
+
+
+def overridable(port: int) -> Edit:
+    """A constant that is an input of the graph, too: a default."""
+
+    def edit(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        constant = next(one for one in model.graph.node if list(one.output) == [node.input[port]])
+        tensor = constant.attribute[0].t
+        feed(port, numpy_helper.to_array(tensor))(model, node)
+        model.graph.input.append(helper.make_tensor_value_info("fed", tensor.data_type, list(tensor.dims)))
+
+    return edit
+
+
 def computed(port: int) -> Edit:
     """An int32 input that is computed from data."""
 
@@ -379,6 +412,18 @@ CUSTOM_FAULTS: dict[str, tuple[Site, Edit, str, str]] = {
         "state-not-fresh",
         "state",
     ),
+    "a view of the state is read by others": (DECODE, through("Identity"), "state-shared", "state"),
+    "the state in the same sizes is read by others": (DECODE, through("Reshape"), "state-shared", "state"),
+    "the state behind a Cast to its own type": (DECODE, through("Cast", to=HALF), "state-shared", "state"),
+    "the state is a graph input behind such a Cast": (
+        DECODE,
+        of_all(state_from_input, convert(4, "Cast", to=HALF)),
+        "state-not-fresh",
+        "state",
+    ),
+    "the state is filled from constants": (DECODE, state_from_filled, "state-not-fresh", "state"),
+    "lengths are a default": (DECODE, overridable(5), "not-constant", "actual_seq_lengths"),
+    "slot indices are a default": (DECODE, overridable(6), "not-constant", "ssm_state_indices"),
     "g and a gk of one number a head": (DECODE, feed_both_gates, "gk-scalar", "gk"),
     "a domain": (CHUNK, in_domain, "domain", "domain"),
     "an If is left": (CHUNK, control_flow("If"), "control-flow", ""),
