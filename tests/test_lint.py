@@ -255,11 +255,32 @@ def control_flow(op: str) -> Edit:
             [helper.make_tensor_value_info("b", FLOAT, [])],
         )
         model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+        if op == "Scan":
+            item = helper.make_tensor_value_info("item", TensorProto.BOOL, [])
+            result = helper.make_tensor_value_info("b", TensorProto.BOOL, [])
+            body = helper.make_graph([helper.make_node("Identity", ["item"], ["b"])], "b", [item], [result])
+            model.graph.initializer.append(numpy_helper.from_array(np.array([True]), "some"))
+            scan = helper.make_node("Scan", ["some"], ["chosen"], "flow", body=body, num_scan_inputs=1)
+            model.graph.node.append(scan)
+            return
         names = {"If": ("then_branch", "else_branch"), "Loop": ("body",)}[op]
         inputs = ["yes"] if op == "If" else ["", "yes"]
         model.graph.node.append(helper.make_node(op, inputs, ["chosen"], "flow", **dict.fromkeys(names, body)))
 
     return edit
+
+
+def in_function(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """An If in a function that another one calls."""
+    control_flow("If")(model, node)
+    flow = model.graph.node.pop()
+    flow.input[0] = "c"
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    call = helper.make_node("inner", ["c"], ["chosen"], "call", domain="local")
+    for name, body in (("inner", flow), ("outer", call)):
+        model.functions.append(helper.make_function("local", name, ["c"], ["chosen"], [body], opsets))
+    model.opset_import.append(opsets[1])
+    model.graph.node.append(helper.make_node("outer", ["yes"], ["chosen"], "called", domain="local"))
 
 
 #: What the reference exporter feeds.
@@ -427,6 +448,8 @@ CUSTOM_FAULTS: dict[str, tuple[Site, Edit, str, str]] = {
     "g and a gk of one number a head": (DECODE, feed_both_gates, "gk-scalar", "gk"),
     "a domain": (CHUNK, in_domain, "domain", "domain"),
     "an If is left": (CHUNK, control_flow("If"), "control-flow", ""),
+    "a Scan is left": (CHUNK, control_flow("Scan"), "control-flow", ""),
+    "an If is left in a function": (CHUNK, in_function, "control-flow", ""),
     "a Loop is left": (CHUNK, control_flow("Loop"), "control-flow", ""),
 }
 

@@ -13,11 +13,10 @@ import onnx
 
 from deltafuse import targets
 from deltafuse.enclosed import Enclosed, fused_bodies
-from deltafuse.errors import DeltafuseError
-from deltafuse.external import external_tensors
 from deltafuse.lint_attention import attention_findings
 from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
 from deltafuse.lint_conv import conv_findings, is_conv
+from deltafuse.lint_graph import graph_findings
 from deltafuse.lint_lengths import length_notes
 from deltafuse.lint_operands import (
     constant_findings,
@@ -112,7 +111,7 @@ def _look(model: Model, found: list[tuple[Model, Shapes, int]], profile: Profile
         count += 1
         findings += _node_findings(view)
         notes += _node_notes(view)
-    findings += _graph_findings(model, profile)
+    findings += graph_findings(model, profile)
     return _Look(profile, count, tuple(dict.fromkeys(findings)), tuple(notes))
 
 
@@ -260,31 +259,3 @@ def _node_notes(view: View) -> Iterator[Finding]:
         fix = "nothing: but a converter that asks for the type has to work it out"
         yield view.finding("no-value-info", "", f"no declared type of {', '.join(missing)}", "declared", fix)
     yield from length_notes(view)
-
-
-def _graph_findings(model: Model, profile: Profile) -> Iterator[Finding]:
-    graph = model.graph
-    for node, op in enumerate(graph.op):
-        if op in profile.lint.forbidden_ops and not graph.domain[node]:
-            name = graph.label(node)
-            fix = "take the control flow out: export with fixed branches, or fuse the loop"
-            yield Finding("control-flow", name, "", op, "no control flow", fix)
-    if profile.lint.own_data:
-        yield from _shared_data(model)
-
-
-def _shared_data(model: Model) -> Iterator[Finding]:
-    """External data names are local to a graph: converters of two graphs in one folder overwrite each other's files."""
-    own = {head.external.get("location", "") for head in external_tensors(model)}
-    if not own:
-        return
-    for path in sorted(model.path.parent.glob("*.onnx")):
-        if path.resolve() == model.path.resolve():
-            continue
-        try:
-            others = {head.external.get("location", "") for head in external_tensors(scan(path))}
-        except DeltafuseError:
-            continue
-        for location in sorted(own & others):
-            fix = "put each graph into a folder of its own"
-            yield Finding("shared-data", path.name, "external_data", f"both use {location}", "a file of its own", fix)
