@@ -127,6 +127,36 @@ def renamed(old: str, new: str, attribute: str) -> Edit:
     return edit
 
 
+def again(name: str) -> Edit:
+    """An attribute that is there twice."""
+
+    def edit(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        node.attribute.append(next(attribute for attribute in node.attribute if attribute.name == name))
+
+    return edit
+
+
+def empty(port: int) -> Edit:
+    """An input that has no name, and keeps its index."""
+
+    def edit(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        node.input[port] = ""
+
+    return edit
+
+
+def without_result(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    node.output[0] = ""
+
+
+def one_input_more(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    node.input.append(node.input[0])
+
+
+def shape_text(text: str) -> tuple[Site, Edit, str, str]:
+    return DECODE, set_attribute("outputs_shape", text), "outputs-shape", "outputs_shape"
+
+
 def fed_by_nothing(_: onnx.ModelProto, node: onnx.NodeProto) -> None:
     node.input[1] = "no such value"
 
@@ -149,6 +179,39 @@ def state_of_view(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.array([1, 4, 32, 16]), "shape"))
     node.input[4] = "view"
     model.graph.node.insert(0, helper.make_node("Reshape", ["raw", "shape"], ["view"], "viewer"))
+
+
+def through(op: str, **attributes: object) -> Edit:
+    """The state behind one more node, and another reader of what that node reads."""
+
+    def edit(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        read, at = node.input[4], list(model.graph.node).index(node)
+        shape = ["as_it_is"] if op == "Reshape" else []
+        model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, 0, 0]), "as_it_is"))
+        model.graph.node.insert(at, helper.make_node(op, [read, *shape], ["state_view"], "viewer", **attributes))
+        model.graph.node.append(helper.make_node("Neg", [read], ["seen"], "reader"))
+        node.input[4] = "state_view"
+
+    return edit
+
+
+def state_from_filled(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 4, 32, 16]), "shape"))
+    fill = numpy_helper.from_array(np.zeros(1, np.float16))
+    model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["shape"], ["filled"], "fill", value=fill))
+    node.input[4] = "filled"
+
+
+def overridable(port: int) -> Edit:
+    """A constant that is an input of the graph, too: a default."""
+
+    def edit(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+        constant = next(one for one in model.graph.node if list(one.output) == [node.input[port]])
+        tensor = constant.attribute[0].t
+        feed(port, numpy_helper.to_array(tensor))(model, node)
+        model.graph.input.append(helper.make_tensor_value_info("fed", tensor.data_type, list(tensor.dims)))
+
+    return edit
 
 
 def computed(port: int) -> Edit:
@@ -192,11 +255,32 @@ def control_flow(op: str) -> Edit:
             [helper.make_tensor_value_info("b", FLOAT, [])],
         )
         model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+        if op == "Scan":
+            item = helper.make_tensor_value_info("item", TensorProto.BOOL, [])
+            result = helper.make_tensor_value_info("b", TensorProto.BOOL, [])
+            body = helper.make_graph([helper.make_node("Identity", ["item"], ["b"])], "b", [item], [result])
+            model.graph.initializer.append(numpy_helper.from_array(np.array([True]), "some"))
+            scan = helper.make_node("Scan", ["some"], ["chosen"], "flow", body=body, num_scan_inputs=1)
+            model.graph.node.append(scan)
+            return
         names = {"If": ("then_branch", "else_branch"), "Loop": ("body",)}[op]
         inputs = ["yes"] if op == "If" else ["", "yes"]
         model.graph.node.append(helper.make_node(op, inputs, ["chosen"], "flow", **dict.fromkeys(names, body)))
 
     return edit
+
+
+def in_function(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """An If in a function that another one calls."""
+    control_flow("If")(model, node)
+    flow = model.graph.node.pop()
+    flow.input[0] = "c"
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    call = helper.make_node("inner", ["c"], ["chosen"], "call", domain="local")
+    for name, body in (("inner", flow), ("outer", call)):
+        model.functions.append(helper.make_function("local", name, ["c"], ["chosen"], [body], opsets))
+    model.opset_import.append(opsets[1])
+    model.graph.node.append(helper.make_node("outer", ["yes"], ["chosen"], "called", domain="local"))
 
 
 #: What the reference exporter feeds.
@@ -271,6 +355,37 @@ CUSTOM_FAULTS: dict[str, tuple[Site, Edit, str, str]] = {
         "outputs-shape",
         "outputs_shape",
     ),
+    "outputs_shape with two signs": (
+        DECODE,
+        set_attribute("outputs_shape", "3,--1,4,32,4,-1,4,32,16,"),
+        "outputs-shape",
+        "outputs_shape",
+    ),
+    "outputs_shape with a number that is no digit": (
+        DECODE,
+        set_attribute("outputs_shape", "3,\u00b2,4,32,4,-1,4,32,16,"),
+        "outputs-shape",
+        "outputs_shape",
+    ),
+    "outputs_shape of other tokens": shape_text("3,7,4,32,4,5,4,32,16,"),
+    "outputs_shape of tokens below zero": shape_text("3,-7,4,32,4,-1,4,32,16,"),
+    "outputs_shape of no tokens": shape_text("3,0,4,32,4,-1,4,32,16,"),
+    "outputs_shape with spaces": shape_text("3, -1, 4,32,4,-1,4,32,16,"),
+    "outputs_shape with more commas": shape_text("3,-1,4,32,4,-1,4,32,16,,,"),
+    "an attribute is there twice": (DECODE, again("scale_value"), "attribute-twice", "scale_value"),
+    "type is there twice": (DECODE, again("type"), "attribute-twice", "type"),
+    "a required input has no name": (DECODE, empty(3), "input-missing", "beta"),
+    "an optional input has an index and no name": (DECODE, empty(7), "input-missing", "g"),
+    "a result has no name": (DECODE, without_result, "output-count", "out"),
+    "accepted tokens of two sequences": (
+        DECODE,
+        feed(8, np.array([1, 1], np.int32)),
+        "accepted",
+        "num_accepted_tokens",
+    ),
+    "lengths have two axes": (DECODE, feed(5, np.array([[3]], np.int32)), "input-rank", "actual_seq_lengths"),
+    "lengths are no numbers": (DECODE, feed(5, np.array([np.nan], np.float32)), "input-dtype", "actual_seq_lengths"),
+    "there are no lengths": (DECODE, feed(5, np.zeros(0, np.int32)), "lengths", "actual_seq_lengths"),
     "scale_value is zero": (CHUNK, set_attribute("scale_value", 0.0), "scale", "scale_value"),
     "scale_value is no number": (CHUNK, set_attribute("scale_value", float("nan")), "scale", "scale_value"),
     "query is float32": (CHUNK, convert(0, "Cast", to=FLOAT), "input-dtype", "query"),
@@ -318,9 +433,23 @@ CUSTOM_FAULTS: dict[str, tuple[Site, Edit, str, str]] = {
         "state-not-fresh",
         "state",
     ),
+    "a view of the state is read by others": (DECODE, through("Identity"), "state-shared", "state"),
+    "the state in the same sizes is read by others": (DECODE, through("Reshape"), "state-shared", "state"),
+    "the state behind a Cast to its own type": (DECODE, through("Cast", to=HALF), "state-shared", "state"),
+    "the state is a graph input behind such a Cast": (
+        DECODE,
+        of_all(state_from_input, convert(4, "Cast", to=HALF)),
+        "state-not-fresh",
+        "state",
+    ),
+    "the state is filled from constants": (DECODE, state_from_filled, "state-not-fresh", "state"),
+    "lengths are a default": (DECODE, overridable(5), "not-constant", "actual_seq_lengths"),
+    "slot indices are a default": (DECODE, overridable(6), "not-constant", "ssm_state_indices"),
     "g and a gk of one number a head": (DECODE, feed_both_gates, "gk-scalar", "gk"),
     "a domain": (CHUNK, in_domain, "domain", "domain"),
     "an If is left": (CHUNK, control_flow("If"), "control-flow", ""),
+    "a Scan is left": (CHUNK, control_flow("Scan"), "control-flow", ""),
+    "an If is left in a function": (CHUNK, in_function, "control-flow", ""),
     "a Loop is left": (CHUNK, control_flow("Loop"), "control-flow", ""),
 }
 
@@ -505,6 +634,12 @@ def drop_import(domain: str, version: int) -> Edit:
 
 
 ATTENTION_FAULTS |= {
+    "the first result has no name": ("ort", without_result, "output-count", "output"),
+    "a seventh input": ("ort", one_input_more, "input-extra", ""),
+    "an attribute is there twice": ("ort", again("scale"), "attribute-twice", "scale"),
+    "a decay that the rule does not have": ("ort", set_attribute("update_rule", "delta"), "input-extra", "decay"),
+    "a gate that the rule does not have": ("ort", set_attribute("update_rule", "linear"), "input-extra", "beta"),
+    "chunks of less than one token": ("ort", set_attribute("chunk_size", -5), "attribute-value", "chunk_size"),
     "one result": ("onnx", drop_state_output, "output-count", "present_state"),
     "no decay": ("ort", drop_decay, "input-missing", "decay"),
     "no import of the domain": ("ort", drop_import("com.microsoft", 0), "opset", "com.microsoft"),
@@ -559,6 +694,11 @@ def test_whole_fused_models_are_good(fixture, target, tmp_path, fuse):
     # The convolutions in front of the rule are looked over, too, where the target has an operator for them.
     assert outcome.document["nodes"] == (3 if target == "ascend-310p" else 6)
     assert fuse("lint", fused, "--target", target).out.endswith("no findings, 0 notes\n")
+
+
+def test_tokens_of_outputs_shape_may_be_written_out(tmp_path):
+    edit = set_attribute("outputs_shape", "3,3,4,32,4,1,4,32,16,")
+    assert lint_edited(tmp_path, "ascend-310p", DECODE, edit).findings == ()
 
 
 def test_a_custom_node_of_someone_else_is_left_alone(tmp_path):

@@ -305,6 +305,24 @@ def test_a_changed_weight(patched):
     assert codes(patched("full_decode_ts17", change)) == {"changed-initializer"}
 
 
+@pytest.mark.parametrize("number", [2.0, 3.0])
+def test_a_changed_sparse_weight(number, patched):
+    def sparse(graph, number):
+        values = numpy_helper.from_array(np.array([number], np.float32), "sparse")
+        graph.sparse_initializer.append(
+            helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([1])), [4])
+        )
+
+    def change(graph):
+        sparse(graph, number)
+
+    def before(graph):
+        sparse(graph, 2.0)
+
+    report = patched("full_decode_ts17", change, before)
+    assert codes(report) == ({"changed-initializer"} if number != 2.0 else set())
+
+
 def test_an_initializer_in_another_encoding_is_the_same(patched):
     def change(graph):
         tensor = next(t for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2)

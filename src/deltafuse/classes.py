@@ -63,14 +63,20 @@ _INPUT = 11
 
 def classify(model: Model) -> bytearray:
     """Kind of each value of the main graph, by value id; 0 for values that nothing produces."""
-    kinds = classify_scope(model, model.graph, dict.fromkeys(model.graph.inputs, Kind.DATA), _overridable(model))
+    kinds = classify_scope(model, model.graph, dict.fromkeys(model.graph.inputs, Kind.DATA), overridable(model))
     return kinds
 
 
-def _overridable(model: Model) -> frozenset[int]:
+def overridable(model: Model) -> frozenset[int]:
     """Initializers that are inputs too: whoever runs the model may give other values (from IR version 4 on).
 
     Before that every initializer had to be declared as an input, so it says nothing.
+
+    Args:
+        model: the file, or a body.
+
+    Returns:
+        Value ids.
     """
     if model.ir_version < _OVERRIDES:
         return frozenset()

@@ -13,13 +13,14 @@ import onnx
 
 from deltafuse import targets
 from deltafuse.enclosed import Enclosed, fused_bodies
-from deltafuse.errors import DeltafuseError
-from deltafuse.external import external_tensors
 from deltafuse.lint_attention import attention_findings
 from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
 from deltafuse.lint_conv import conv_findings, is_conv
+from deltafuse.lint_graph import graph_findings
+from deltafuse.lint_lengths import length_notes
 from deltafuse.lint_operands import (
     constant_findings,
+    count_findings,
     memory_findings,
     operand_findings,
     result_findings,
@@ -36,8 +37,10 @@ from deltafuse.targets.base import Case
 from deltafuse.targets.profile import Operator
 from deltafuse.wire import Model, scan
 
-__all__ = ["Finding", "LintReport", "lint", "node_findings"]
+__all__ = ["ASCEND", "Finding", "LintReport", "lint", "node_findings"]
 
+#: Targets that share the operators of Custom nodes: such a node alone does not tell which of them it is for.
+ASCEND = ("ascend-310p", "ascend-a2")
 #: Operators that are called by name, in a domain.
 _NAMED = (LINEAR_ATTENTION, CAUSAL_CONV)
 
@@ -76,23 +79,40 @@ def lint(fused: Path, target: str | None = None, progress: Progress | None = Non
     shown.start("looking over")
     model = scan(fused)
     found = list(_found(model))
-    profiles = [targets.get(target)] if target is not None else _profiles(found)
+    choices = [(targets.get(target),)] if target is not None else _choices(found)
+    # A file is for one target: of those that its operators leave, the one that finds least fault with it.
+    looks = [min((_look(model, found, one) for one in some), key=lambda look: len(look.findings)) for some in choices]
+    count = sum(look.nodes for look in looks)
+    unique = tuple(dict.fromkeys(finding for look in looks for finding in look.findings))
+    noted = tuple(dict.fromkeys(note for look in looks for note in look.notes))
+    names = tuple(look.profile.name for look in looks)
+    return LintReport(str(fused), names, count, unique, noted, 5 if unique else 0 if count else 3)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A file as one profile has it."""
+
+    profile: Profile
+    nodes: int
+    findings: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+
+
+def _look(model: Model, found: list[tuple[Model, Shapes, int]], profile: Profile) -> _Look:
     findings: list[Finding] = []
     notes: list[Finding] = []
     count = 0
-    for profile in profiles:
-        for scope, shapes, node in found:
-            view = _view(scope, shapes, profile, node)
-            if view is None:
-                findings += _unknown(scope, profile, node)
-                continue
-            count += 1
-            findings += _node_findings(view)
-            notes += _node_notes(view)
-        findings += _graph_findings(model, profile)
-    names = tuple(profile.name for profile in profiles)
-    unique, noted = tuple(dict.fromkeys(findings)), tuple(dict.fromkeys(notes))
-    return LintReport(str(fused), names, count, unique, noted, 5 if unique else 0 if count else 3)
+    for scope, shapes, node in found:
+        view = _view(scope, shapes, profile, node)
+        if view is None:
+            findings += _unknown(scope, profile, node)
+            continue
+        count += 1
+        findings += _node_findings(view)
+        notes += _node_notes(view)
+    findings += graph_findings(model, profile)
+    return _Look(profile, count, tuple(dict.fromkeys(findings)), tuple(notes))
 
 
 def node_findings(model: Model, shapes: Shapes, profile: Profile, node: int) -> tuple[Finding, ...]:
@@ -117,11 +137,11 @@ def _found(model: Model) -> Iterator[tuple[Model, Shapes, int]]:
         yield from ((scope, shapes, node) for node in named)
 
 
-def _profiles(found: list[tuple[Model, Shapes, int]]) -> list[Profile]:
-    """The targets that the nodes are of; the default one where there is none."""
+def _choices(found: list[tuple[Model, Shapes, int]]) -> list[tuple[Profile, ...]]:
+    """The targets that the nodes may be of, by kind of node; the default one where there is none."""
     nodes = [(scope.graph.op[node], scope.graph.domain[node]) for scope, _, node in found]
-    names = dict.fromkeys(DEFAULT_TARGET if op == "Custom" else "ort" if domain else "onnx" for op, domain in nodes)
-    return [targets.get(name) for name in names or (DEFAULT_TARGET,)]
+    kinds = dict.fromkeys(ASCEND if op == "Custom" else ("ort",) if domain else ("onnx",) for op, domain in nodes)
+    return [tuple(map(targets.get, names)) for names in kinds or ((DEFAULT_TARGET,),)]
 
 
 def _view(model: Model, shapes: Shapes, profile: Profile, node: int) -> View | None:
@@ -194,6 +214,7 @@ def _node_findings(view: View) -> Iterator[Finding]:
     sizes, disagreeing = sizes_of(view)
     yield from operand_findings(view)
     yield from disagreeing
+    yield from count_findings(view)
     yield from result_findings(view, sizes)
     yield from constant_findings(view)
     yield from memory_findings(view)
@@ -219,8 +240,8 @@ def _gates(view: View) -> Iterator[Finding]:
 
 def _limits(view: View, sizes: dict[str, int]) -> Iterator[Finding]:
     lengths = view.operator.port("lengths")
-    array = view.array(view.ports[lengths.name]) if lengths is not None and lengths.name in view.ports else None
-    tokens = sizes.get("T") if array is None else int(array.max())
+    array = view.integers(view.ports[lengths.name]) if lengths is not None and lengths.name in view.ports else None
+    tokens = sizes.get("T") if array is None or not array.size else int(array.max())
     batch = sizes.get("B") if array is None else int(array.size)
     case = Case(
         batch, tokens, "not fixed", sizes.get("N"), sizes.get("H"), sizes.get("K"), sizes.get("V"),
@@ -237,31 +258,4 @@ def _node_notes(view: View) -> Iterator[Finding]:
     if missing:
         fix = "nothing: but a converter that asks for the type has to work it out"
         yield view.finding("no-value-info", "", f"no declared type of {', '.join(missing)}", "declared", fix)
-
-
-def _graph_findings(model: Model, profile: Profile) -> Iterator[Finding]:
-    graph = model.graph
-    for node, op in enumerate(graph.op):
-        if op in profile.lint.forbidden_ops and not graph.domain[node]:
-            name = graph.label(node)
-            fix = "take the control flow out: export with fixed branches, or fuse the loop"
-            yield Finding("control-flow", name, "", op, "no control flow", fix)
-    if profile.lint.own_data:
-        yield from _shared_data(model)
-
-
-def _shared_data(model: Model) -> Iterator[Finding]:
-    """External data names are local to a graph: converters of two graphs in one folder overwrite each other's files."""
-    own = {head.external.get("location", "") for head in external_tensors(model)}
-    if not own:
-        return
-    for path in sorted(model.path.parent.glob("*.onnx")):
-        if path.resolve() == model.path.resolve():
-            continue
-        try:
-            others = {head.external.get("location", "") for head in external_tensors(scan(path))}
-        except DeltafuseError:
-            continue
-        for location in sorted(own & others):
-            fix = "put each graph into a folder of its own"
-            yield Finding("shared-data", path.name, "external_data", f"both use {location}", "a file of its own", fix)
+    yield from length_notes(view)

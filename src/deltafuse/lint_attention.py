@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onnx import AttributeProto
+
 from deltafuse.lint_view import Finding, View
 
 _RULES = ("linear", "gated", "delta", "gated_delta")
@@ -13,7 +15,9 @@ def attention_findings(view: View) -> Iterator[Finding]:
     """What the signature alone does not say."""
     yield from _rule(view)
     yield from opset_findings(view)
-    yield from output_findings(view)
+    chunk = view.attributes.get("chunk_size")
+    if chunk is not None and chunk.type == AttributeProto.INT and chunk.i < 1:
+        yield view.finding("attribute-value", "chunk_size", chunk.i, "1 or more", "leave chunk_size out: it is a hint")
     heads = [view.attributes[name].i for name in ("q_num_heads", "kv_num_heads") if name in view.attributes]
     if len(heads) == 2:
         yield from _heads(view, *heads)
@@ -30,14 +34,10 @@ def _rule(view: View) -> Iterator[Finding]:
     for name in (*(port.name for port in view.operator.inputs if not port.optional), *needed):
         if name not in view.ports and (name in needed or name not in ("decay", "beta")):
             yield view.finding("input-missing", name, "not fed", f"fed, for {rule}", f"feed {name}")
-
-
-def output_findings(view: View) -> Iterator[Finding]:
-    """Both results of the operator have names."""
-    count = len([value for value in view.results if value])
-    if count < 2:
-        fix = "name both results: neither is optional"
-        yield view.finding("output-count", "present_state", f"{count} outputs", "2 outputs", fix)
+    for name in ("decay", "beta"):
+        if name in view.ports and name not in needed:
+            fix = f"leave {name} empty, or set update_rule to a rule that has it"
+            yield view.finding("input-extra", name, "fed", f"absent, for {rule}", fix)
 
 
 def opset_findings(view: View) -> Iterator[Finding]:

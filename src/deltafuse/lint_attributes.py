@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
@@ -12,6 +14,7 @@ from deltafuse.lint_view import Finding, View, kind_name
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.targets.custom_nodes import MINDSPORE_TYPES, outputs_shape
 
+_NUMBERS = re.compile(r"(-?[0-9]{1,18},)+")
 _AGAIN = "fuse the model again, or correct the script that wrote the node"
 #: An attribute in Python.
 Value: TypeAlias = "int | float | str | list[int] | list[float] | list[str]"
@@ -20,6 +23,9 @@ Value: TypeAlias = "int | float | str | list[int] | list[float] | list[str]"
 def attribute_findings(view: View) -> Iterator[Finding]:
     """Missing, extra, of the wrong kind, with the wrong value or in the wrong order."""
     rules = {rule.name: rule for rule in view.operator.attributes}
+    for name, count in Counter(attribute.name for attribute in view.message.attribute).items():
+        if count > 1:
+            yield view.finding("attribute-twice", name, f"{count} of it", "one", f"keep one {name}: a reader takes any")
     for name in view.attributes.keys() - rules.keys():
         known = ", ".join(rules)
         yield view.finding("attribute-extra", name, "present", f"one of {known}", f"remove the attribute {name}")
@@ -97,28 +103,32 @@ def _index(view: View) -> Iterator[Finding]:
         yield view.finding("input-index", "input_index", f"{found} for {count} inputs", wanted, fix)
         return
     for index, port in enumerate(view.operator.inputs):
-        if not port.optional and index not in found:
+        if not port.optional and port.name not in view.ports:
             yield view.finding("input-missing", port.name, "not fed", "fed", f"feed {port.name} as input {index}")
+        elif index in found and port.name not in view.ports:
+            fix = f"feed {port.name}, or take it out of the inputs and {index} out of input_index"
+            yield view.finding("input-missing", port.name, "an empty name", "fed, or left out", fix)
 
 
 def _outputs_shape(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
     found = view.attributes["outputs_shape"].s.decode(errors="replace")
     wanted = outputs_shape(sizes["H"], sizes["V"], sizes["K"])
-    numbers, expected = _numbers(found), _numbers(wanted)
-    # tokens and slots may be written out
-    if numbers is None or len(numbers) != len(expected or []) or not found.endswith(","):
-        same = False
-    else:
-        free = {index for index, number in enumerate(expected or []) if number == -1}
-        same = all(a == b or index in free for index, (a, b) in enumerate(zip(numbers, expected or [], strict=True)))
-    if not same:
+    # Tokens and slots may be written out.
+    shapes = [sizes.get("T"), sizes["H"], sizes["V"]], [sizes.get("B"), sizes["H"], sizes["V"], sizes["K"]]
+    expected = [number for shape in shapes for number in (len(shape), *shape)]
+    numbers = _numbers(found)
+    free = {index for index, number in enumerate(_numbers(wanted)) if number == -1}
+    if len(numbers) != len(expected) or not all(
+        (a > 0 if b is None else a == b) or (index in free and a == -1)
+        for index, (a, b) in enumerate(zip(numbers, expected, strict=True))
+    ):
         fix = f"set outputs_shape to {wanted!r}: each shape after its rank, a comma behind every number"
         yield view.finding("outputs-shape", "outputs_shape", repr(found), repr(wanted), fix)
 
 
-def _numbers(text: str) -> list[int] | None:
-    parts = text.rstrip(",").split(",")
-    return [int(part) for part in parts] if all(part.strip().lstrip("-").isdigit() for part in parts) else None
+def _numbers(text: str) -> list[int]:
+    """Numbers with a comma behind every one; none where the text is anything else."""
+    return [int(part) for part in text[:-1].split(",")] if _NUMBERS.fullmatch(text) else []
 
 
 def scale_findings(view: View, name: str) -> Iterator[Finding]:

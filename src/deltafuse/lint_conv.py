@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from onnx import AttributeProto
 
-from deltafuse.lint_attention import opset_findings, output_findings
+from deltafuse.lint_attention import opset_findings
 from deltafuse.lint_view import Finding, View
 from deltafuse.lowering_conv import ACTIVATIONS, CAUSAL_CONV
 
@@ -24,7 +24,6 @@ def conv_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
         sizes: by the letters of the ports: C channels, K the kernel's width, S columns of the state.
     """
     yield from opset_findings(view)
-    yield from output_findings(view)
     attribute = view.attributes.get("activation")
     activation = "none" if attribute is None else attribute.s.decode(errors="replace")
     if attribute is not None and attribute.type == AttributeProto.STRING and activation not in ACTIVATIONS:

@@ -69,6 +69,19 @@ def sizes_of(view: View) -> tuple[dict[str, int], list[Finding]]:
     return sizes, findings
 
 
+def count_findings(view: View) -> Iterator[Finding]:
+    """Results without a name, and inputs beyond the operator's."""
+    named, count = [value for value in view.results if value], len(view.operator.outputs)
+    for place, port in enumerate(view.operator.outputs):
+        if place >= len(view.results) or not view.results[place]:
+            fix = f"name every result, {port.name} too: none is optional"
+            yield view.finding("output-count", port.name, f"{len(named)} outputs", f"{count} outputs", fix)
+    inputs = len(view.operator.inputs)
+    if any(view.message.input[inputs:]):
+        fix = "remove the inputs that the operator does not have"
+        yield view.finding("input-extra", "", f"{len(view.message.input)} inputs", f"{inputs} at most", fix)
+
+
 def result_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
     """What the file declares of the results: element type and sizes."""
     for port, value in zip(view.operator.outputs, view.results, strict=False):
@@ -113,9 +126,10 @@ def constant_findings(view: View) -> Iterator[Finding]:
 
 def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
     """Lengths, slot indices and accepted tokens, where they are constants."""
-    arrays = {port.role: view.array(view.ports[port.name]) for port in view.operator.inputs if port.name in view.ports}
+    fed = {port.role: view.ports[port.name] for port in view.operator.inputs if port.name in view.ports}
+    arrays = {role: view.integers(value) for role, value in fed.items()}
     lengths, slots, accepted = arrays.get("lengths"), arrays.get("slots"), arrays.get("accepted")
-    tokens = sizes.get("T")
+    tokens = sizes.get("T") if lengths is None else int(lengths.sum())
     yield from length_findings(view)
     state = view.shape(view.ports.get("state", 0)) if "state" in view.ports else None
     count = state[0] if state else None
@@ -127,9 +141,8 @@ def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]
             wanted = f"{tokens} indices below {count}"
             fix = "give one slot index a token; all zero for one sequence"
             yield view.finding("slots", "ssm_state_indices", slots.tolist(), wanted, fix)
-    if accepted is not None and lengths is not None and lengths.size == accepted.size:
-        pairs = zip(accepted.tolist(), lengths.tolist(), strict=True)
-        fits = all(1 <= int(count) <= int(length) for count, length in pairs)
+    if accepted is not None and lengths is not None:
+        fits = accepted.size == lengths.size and bool(np.all((accepted >= 1) & (accepted <= lengths)))
         if not fits:
             wanted = f"1 to {lengths.tolist()}"
             fix = "accept at least one token a sequence and no more than it has"
@@ -143,23 +156,58 @@ def memory_findings(view: View) -> Iterator[Finding]:
         value = view.ports.get(port.name)
         if not port.fresh or value is None:
             continue
-        readers = [node for node in graph.consumers[value] if node != view.node]
-        uses = list(view.message.input).count(graph.name(value))
-        if readers or uses > 1 or value in graph.outputs:
-            found = "a graph output" if value in graph.outputs else f"read by {len(readers) + uses - 1} more"
+        views = _views(view, value)
+        source = _source(view, views[-1])
+        # What is given needs a copy however many read it; of what is made here, every view may be read by the next.
+        own = views[:1] if source else views
+        given = any(one in graph.outputs for one in own)
+        readers = list(view.message.input).count(graph.name(value)) - 1
+        readers += sum(len(set(graph.consumers[one])) - 1 for one in own)
+        if given or readers:
+            found = "a graph output" if given else f"read by {readers} more"
             fix = f"copy {port.name} into a value of its own: the kernel overwrites it in place"
             yield view.finding("state-shared", port.name, found, "one reader", fix)
-        source = _source(view, value)
         if source:
             fix = f"copy {port.name} by a node that no converter removes (a Cast, or a Gather of every index)"
             yield view.finding("state-not-fresh", port.name, source, "a node's own output", fix)
 
 
-def _source(view: View, value: int) -> str:
-    """What memory a value is a view of, where it is not its producer's own."""
-    graph = view.graph
-    while (node := graph.producer[value]) >= 0 and graph.standard[node] in _VIEWS:
+def _views(view: View, value: int) -> list[int]:
+    """Values that share their memory: one, and what it is a view of, to the one that a node makes or that is given."""
+    graph, found = view.graph, [value]
+    while (node := graph.producer[value]) >= 0 and _is_view(view, node):
         value = graph.node_inputs[node][0]
-    if value in graph.initializers or (node >= 0 and graph.standard[node] == "Constant"):
-        return "a constant"
-    return "a graph input" if node < 0 else ""
+        found.append(value)
+    return found
+
+
+def _is_view(view: View, node: int) -> bool:
+    """Whether a node's result is its first input, in other sizes at most; such a Cast is taken out by converters."""
+    graph, shapes = view.graph, view.shapes
+    if graph.standard[node] == "Cast":
+        have = shapes.dtype(graph.node_inputs[node][0])
+        return have is not None and have == shapes.dtype(graph.node_outputs[node][0])
+    return graph.standard[node] in _VIEWS
+
+
+def _source(view: View, value: int) -> str:
+    """What memory a value is, where it is not its producer's own: data of the file, which converters compute too."""
+    node = view.graph.producer[value]
+    if node < 0:
+        return "a constant" if value in view.graph.initializers else "a graph input"
+    return "a constant" if _folds(view, value) else ""
+
+
+def _folds(view: View, value: int) -> bool:
+    """Whether a value is computed from constants of the file alone."""
+    graph, seen, left = view.graph, set[int](), [value]
+    while left:
+        value = left.pop()
+        if not value or value in seen or value in graph.initializers:
+            continue
+        seen.add(value)
+        node = graph.producer[value]
+        if node < 0 or not graph.standard[node] or graph.standard[node].startswith("Random"):
+            return False
+        left += graph.reads(node)
+    return True

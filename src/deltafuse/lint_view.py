@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
+from deltafuse.classes import overridable
 from deltafuse.dims import Dim
 from deltafuse.graph import Graph
 from deltafuse.lowering_attention import LINEAR_ATTENTION
@@ -84,9 +85,14 @@ class View:
         return self.shapes.shape(value)
 
     def array(self, value: int) -> npt.NDArray[np.generic] | None:
-        """The data of a constant, None where the value is none: an initializer or a Constant node, a Cast apart."""
+        """The data of a constant, None where the value is none: an initializer or a Constant node, a Cast apart.
+
+        An initializer that whoever runs the file may override is none.
+        """
         graph = self.graph
         if value in graph.initializers:
+            if value in overridable(self.model):
+                return None
             found = read_tensor(self.model, graph.initializers[value])
             return None if isinstance(found, Reason) else found
         node = graph.producer[value]
@@ -97,6 +103,13 @@ class View:
         head = graph.constant_head(node)
         found = None if head is None else read_tensor(self.model, head)
         return None if isinstance(found, Reason) else found
+
+    def integers(self, value: int) -> npt.NDArray[np.int64] | None:
+        """As `array`, in one row; None too where the data are no integers."""
+        found = self.array(value)
+        if found is None or not np.issubdtype(found.dtype, np.integer):
+            return None
+        return found.astype(np.int64).ravel()
 
 
 def is_attention(view: View) -> bool:

@@ -17,7 +17,7 @@ from deltafuse.boundary import site_of
 from deltafuse.errors import UserError
 from deltafuse.fused import call as read_call
 from deltafuse.graph import Graph
-from deltafuse.lint import node_findings
+from deltafuse.lint import ASCEND, node_findings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.record import find, node_digest
 from deltafuse.shapes import Shapes
@@ -120,7 +120,7 @@ def _check(after: Side, region: Region, node: int, changed: dict[str, str]) -> S
 def _held_to_profile(after: Side, node: int) -> Sequence[Reason]:
     """What is wrong by the node's target; the two of Ascend share their operators, so that either will do."""
     known = target_of(after.graph)
-    names = ("ascend-310p", "ascend-a2") if known.startswith("ascend") else (known,)
+    names = ASCEND if known in ASCEND else (known,)
     found = [node_findings(after.model, after.shapes, targets.get(name), node) for name in names if name]
     least = min(found, key=len, default=())
     return [

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from onnx import TensorProto
+from onnx import SparseTensorProto, TensorProto
 
 from deltafuse.errors import UserError
 from deltafuse.locations import locate
@@ -50,10 +50,9 @@ def _same(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> boo
         return False
     if old.external:
         return _same_outside(unfused, old, fused, new)
-    before, after = unfused.data[old.start : old.end], fused.data[new.start : new.end]
-    if before == after or old.form != "tensor":
-        return before == after
-    return TensorProto.FromString(bytes(before)) == TensorProto.FromString(bytes(after))
+    before, after = bytes(unfused.data[old.start : old.end]), bytes(fused.data[new.start : new.end])
+    kind = SparseTensorProto if old.form == "sparse" else TensorProto
+    return before == after or kind.FromString(before) == kind.FromString(after)
 
 
 def _same_outside(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:

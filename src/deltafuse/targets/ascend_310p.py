@@ -48,5 +48,5 @@ PROFILE = Profile(
     emit=custom_nodes.plan,
     fixes_batch=True,
     requires=(Requirement("mindspore-lite", "2.9", "V", "and the kernels of ascend_300iduo, for CANN 8.5"),),
-    lint=LintRules(forbidden_ops=("If", "Loop"), own_data=True),
+    lint=LintRules(forbidden_ops=("If", "Loop", "Scan"), own_data=True),
 )

@@ -45,5 +45,5 @@ PROFILE = Profile(
     emit=custom_nodes.plan,
     fixes_batch=True,
     requires=(Requirement("mindspore-lite", "2.9", "A", "and the kernels of ascend_a2"),),
-    lint=LintRules(forbidden_ops=("If", "Loop"), own_data=True),
+    lint=LintRules(forbidden_ops=("If", "Loop", "Scan"), own_data=True),
 )
