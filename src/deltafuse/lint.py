@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import onnx
@@ -28,7 +29,7 @@ from deltafuse.lint_operands import (
     sizes_of,
 )
 from deltafuse.lint_view import Finding, View, is_attention, kind_name
-from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.lowering_attention import LINEAR_ATTENTION, MICROSOFT
 from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
 from deltafuse.shapes import Shapes
@@ -43,6 +44,8 @@ __all__ = ["ASCEND", "Finding", "LintReport", "lint", "node_findings"]
 ASCEND = ("ascend-310p", "ascend-a2")
 #: Operators that are called by name, in a domain.
 _NAMED = (LINEAR_ATTENTION, CAUSAL_CONV)
+#: From this likeness on, a name is a misspelt one.
+_NEAR = 0.85
 
 
 @dataclass(frozen=True)
@@ -190,20 +193,40 @@ def _boundary(view: View) -> int:
 
 
 def _unknown(model: Model, profile: Profile, node: int) -> Iterator[Finding]:
-    """A Custom node that is meant for the target, by its name, and that the target does not have."""
+    """A node that is meant for the target, by its name, and that the target does not have."""
     message, attributes = model.graph.node(node), model.graph.attributes(node)
     name = message.name or next(iter(message.output), "")
-    if message.op_type != "Custom" or not any(one.op_type == "Custom" for one in profile.operators):
+    if message.op_type in _NAMED:
+        yield from _unknown_named(profile, message, name)
         return
-    known = ", ".join(dict.fromkeys(one.op for one in profile.operators))
+    if not any(one.op_type == "Custom" for one in profile.operators):
+        return
+    ops = list(dict.fromkeys(one.op for one in profile.operators))
+    known = ", ".join(ops)
     if "type" not in attributes:
         yield Finding("attribute-missing", name, "type", "absent", known, "say which operator the node calls")
     elif attributes["type"].type != onnx.AttributeProto.STRING:
         kinds = kind_name(attributes["type"].type), kind_name(onnx.AttributeProto.STRING)
         yield Finding("attribute-kind", name, "type", *kinds, f"write type as a string, one of {known}")
-    elif "GatedDelta" in str(value_of(attributes["type"])):
-        found = str(value_of(attributes["type"]))
+    elif _nearly(found := str(value_of(attributes["type"])), ops):
         yield Finding("unknown-type", name, "type", found, known, f"use one of {known}, or another --target")
+
+
+def _nearly(found: str, ops: list[str]) -> bool:
+    """Whether a name is meant for one of some operators: another version of it, in other letters, or misspelt."""
+    lower = found.casefold()
+    return "gateddelta" in lower or bool(get_close_matches(lower, [op.casefold() for op in ops], 1, _NEAR))
+
+
+def _unknown_named(profile: Profile, message: onnx.NodeProto, name: str) -> Iterator[Finding]:
+    known = {one.op: one.domain for one in (*profile.operators, *profile.others) if one.op in _NAMED}
+    op, domain = message.op_type, message.domain
+    if op in known and domain not in ("", "ai.onnx", MICROSOFT):
+        fix = f"write the domain {known[op] or 'ai.onnx'}, or give the target that has it with --target"
+        yield Finding("domain", name, "domain", domain, known[op] or "ai.onnx", fix)
+    elif known and op not in known and domain in known.values():
+        fix = "fuse the unfused file for this target, or give another with --target"
+        yield Finding("unknown-type", name, "op_type", op, ", ".join(known), fix)
 
 
 def _node_findings(view: View) -> Iterator[Finding]:
