@@ -14,11 +14,12 @@ import onnx
 
 from deltafuse import targets
 from deltafuse.enclosed import Enclosed, fused_bodies
-from deltafuse.lint_attention import attention_findings
+from deltafuse.lint_attention import attention_findings, attention_sizes
 from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
 from deltafuse.lint_conv import conv_findings, is_conv
 from deltafuse.lint_graph import graph_findings
 from deltafuse.lint_lengths import length_notes
+from deltafuse.lint_limits import limit_findings
 from deltafuse.lint_operands import (
     constant_findings,
     count_findings,
@@ -34,7 +35,6 @@ from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.targets import Profile
-from deltafuse.targets.base import Case
 from deltafuse.targets.profile import Operator
 from deltafuse.wire import Model, scan
 
@@ -247,11 +247,12 @@ def _node_findings(view: View) -> Iterator[Finding]:
     if is_attention(view):
         yield from scale_findings(view, "scale")
         yield from attention_findings(view)
+        yield from limit_findings(view, attention_sizes(view))
         return
     yield from custom_findings(view, sizes)
     yield from sequence_findings(view, sizes)
     yield from _gates(view)
-    yield from _limits(view, sizes)
+    yield from limit_findings(view, sizes)
 
 
 def _gates(view: View) -> Iterator[Finding]:
@@ -259,21 +260,6 @@ def _gates(view: View) -> Iterator[Finding]:
     if "g" in view.ports and shape and shape[-1] == 1:
         fix = "add gk to g: with both, a gk of one number a head is dropped"
         yield view.finding("gk-scalar", "gk", "one number a head beside g", "one per key channel, or absent", fix)
-
-
-def _limits(view: View, sizes: dict[str, int]) -> Iterator[Finding]:
-    lengths = view.operator.port("lengths")
-    array = view.integers(view.ports[lengths.name]) if lengths is not None and lengths.name in view.ports else None
-    tokens = sizes.get("T") if array is None or not array.size else int(array.max())
-    batch = sizes.get("B") if array is None else int(array.size)
-    case = Case(
-        batch, tokens, "not fixed", sizes.get("N"), sizes.get("H"), sizes.get("K"), sizes.get("V"),
-        boundary=view.boundary,
-    )  # fmt: skip
-    for limit in (*view.profile.shared, *view.operator.limits):
-        reason = limit.check(case)
-        if reason is not None:
-            yield view.finding(reason.code, "", reason.text, limit.fact, "see `fuse targets`")
 
 
 def _node_notes(view: View) -> Iterator[Finding]:
