@@ -84,7 +84,7 @@ PROFILE = replace(ORT, name="board", others=(), shared=(*ORT.shared, {limit}))
     ],
 )
 def test_linear_attention_is_held_to_the_limits_of_a_profile_in_a_file(limit: str, code: str, tmp_path: Path) -> None:
-    """2 key and 4 value heads of 16, more than 8 tokens."""
+    """2 key and 4 value heads, of 16 and 24, more than 8 tokens."""
     path = fused("chunk_ts17_nonorm", tmp_path / "out.onnx", target="ort")
     board = tmp_path / "board.py"
     board.write_text(BOARD.format(limit=limit))
