@@ -299,6 +299,8 @@ CUSTOM_FAULTS: dict[str, tuple[Site, Edit, str, str]] = {
     "scale_value is an int": (CHUNK, set_attribute("scale_value", 1), "attribute-kind", "scale_value"),
     "dtype is text": (CHUNK, set_attribute("dtype", "float16"), "attribute-kind", "dtype"),
     "another type": (CHUNK, set_attribute("type", "ChunkGatedDeltaRuleV2"), "unknown-type", "type"),
+    "type in small letters": (CHUNK, set_attribute("type", "chunkgateddeltarule"), "unknown-type", "type"),
+    "type misspelt": (CHUNK, set_attribute("type", "ChunkGatedDetlaRule"), "unknown-type", "type"),
     "beta and value exchanged in input_names": (
         CHUNK,
         set_attribute("input_names", ["query", "key", "beta", "value", *NAMES[4:]]),
@@ -634,6 +636,7 @@ def drop_import(domain: str, version: int) -> Edit:
 
 
 ATTENTION_FAULTS |= {
+    "a domain that does not have it": ("ort", in_domain, "domain", "domain"),
     "the first result has no name": ("ort", without_result, "output-count", "output"),
     "a seventh input": ("ort", one_input_more, "input-extra", ""),
     "an attribute is there twice": ("ort", again("scale"), "attribute-twice", "scale"),

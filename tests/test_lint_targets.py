@@ -58,3 +58,42 @@ def test_constant_lengths_beside_an_axis_that_was_not_pinned(lengths: list[int],
     report = lint(graphs.save(model, tmp_path, "edited.onnx"), "ascend-310p")
     assert report.exit == exit_code
     assert ("lengths-fixed" in [one.code for one in report.notes]) == (lengths != [0])
+
+
+BOARD = '''
+from dataclasses import replace
+
+from deltafuse.targets import limits
+from deltafuse.targets.onnxruntime_contrib import PROFILE as ORT
+
+PROFILE = replace(ORT, name="board", others=(), shared=(*ORT.shared, {limit}))
+'''
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"),
+    [
+        ('limits.head_count("A", 4, "a table")', ""),
+        ('limits.head_count("A", 3, "a table")', "head-count"),
+        ('limits.head_size("A", 8, "a table")', "head-size"),
+        ('limits.value_head_size("A", 8, "a table")', "value-head-size"),
+        ('limits.rgdr_tokens("A", 8)', "rgdr-tokens"),
+        ('limits.per_channel_decay("A", "the board")', ""),
+        ('limits.decay_required("A", "the board")', ""),
+        ('limits.least_opset("A", 99, 99)', "opset-below"),
+    ],
+)
+def test_linear_attention_is_held_to_the_limits_of_a_profile_in_a_file(limit: str, code: str, tmp_path: Path) -> None:
+    """2 key and 4 value heads, of 16 and 24, more than 8 tokens."""
+    path = fused("chunk_ts17_nonorm", tmp_path / "out.onnx", target="ort")
+    board = tmp_path / "board.py"
+    board.write_text(BOARD.format(limit=limit))
+    assert [one.code for one in lint(path, str(board)).findings] == [code] * bool(code)
+
+
+def test_an_operator_that_the_profile_lacks(tmp_path: Path) -> None:
+    path = fused("full_decode_ts17", tmp_path / "out.onnx", target="ort")
+    board = tmp_path / "board.py"
+    board.write_text(BOARD.format(limit=""))
+    found = {(one.code, one.found) for one in lint(path, str(board)).findings}
+    assert found == {("unknown-type", "CausalConvWithState")}

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import onnx
 
 from deltafuse import targets
 from deltafuse.enclosed import Enclosed, fused_bodies
-from deltafuse.lint_attention import attention_findings
+from deltafuse.lint_attention import attention_findings, attention_sizes
 from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
 from deltafuse.lint_conv import conv_findings, is_conv
 from deltafuse.lint_graph import graph_findings
 from deltafuse.lint_lengths import length_notes
+from deltafuse.lint_limits import limit_findings
 from deltafuse.lint_operands import (
     constant_findings,
     count_findings,
@@ -28,12 +30,11 @@ from deltafuse.lint_operands import (
     sizes_of,
 )
 from deltafuse.lint_view import Finding, View, is_attention, kind_name
-from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.lowering_attention import LINEAR_ATTENTION, MICROSOFT
 from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.targets import Profile
-from deltafuse.targets.base import Case
 from deltafuse.targets.profile import Operator
 from deltafuse.wire import Model, scan
 
@@ -43,6 +44,8 @@ __all__ = ["ASCEND", "Finding", "LintReport", "lint", "node_findings"]
 ASCEND = ("ascend-310p", "ascend-a2")
 #: Operators that are called by name, in a domain.
 _NAMED = (LINEAR_ATTENTION, CAUSAL_CONV)
+#: From this likeness on, a name is a misspelt one.
+_NEAR = 0.85
 
 
 @dataclass(frozen=True)
@@ -190,20 +193,40 @@ def _boundary(view: View) -> int:
 
 
 def _unknown(model: Model, profile: Profile, node: int) -> Iterator[Finding]:
-    """A Custom node that is meant for the target, by its name, and that the target does not have."""
+    """A node that is meant for the target, by its name, and that the target does not have."""
     message, attributes = model.graph.node(node), model.graph.attributes(node)
     name = message.name or next(iter(message.output), "")
-    if message.op_type != "Custom" or not any(one.op_type == "Custom" for one in profile.operators):
+    if message.op_type in _NAMED:
+        yield from _unknown_named(profile, message, name)
         return
-    known = ", ".join(dict.fromkeys(one.op for one in profile.operators))
+    if not any(one.op_type == "Custom" for one in profile.operators):
+        return
+    ops = list(dict.fromkeys(one.op for one in profile.operators))
+    known = ", ".join(ops)
     if "type" not in attributes:
         yield Finding("attribute-missing", name, "type", "absent", known, "say which operator the node calls")
     elif attributes["type"].type != onnx.AttributeProto.STRING:
         kinds = kind_name(attributes["type"].type), kind_name(onnx.AttributeProto.STRING)
         yield Finding("attribute-kind", name, "type", *kinds, f"write type as a string, one of {known}")
-    elif "GatedDelta" in str(value_of(attributes["type"])):
-        found = str(value_of(attributes["type"]))
+    elif _nearly(found := str(value_of(attributes["type"])), ops):
         yield Finding("unknown-type", name, "type", found, known, f"use one of {known}, or another --target")
+
+
+def _nearly(found: str, ops: list[str]) -> bool:
+    """Whether a name is meant for one of some operators: another version of it, in other letters, or misspelt."""
+    lower = found.casefold()
+    return "gateddelta" in lower or bool(get_close_matches(lower, [op.casefold() for op in ops], 1, _NEAR))
+
+
+def _unknown_named(profile: Profile, message: onnx.NodeProto, name: str) -> Iterator[Finding]:
+    known = {one.op: one.domain for one in (*profile.operators, *profile.others) if one.op in _NAMED}
+    op, domain = message.op_type, message.domain
+    if op in known and domain not in ("", "ai.onnx", MICROSOFT):
+        fix = f"write the domain {known[op] or 'ai.onnx'}, or give the target that has it with --target"
+        yield Finding("domain", name, "domain", domain, known[op] or "ai.onnx", fix)
+    elif known and op not in known and domain in known.values():
+        fix = "fuse the unfused file for this target, or give another with --target"
+        yield Finding("unknown-type", name, "op_type", op, ", ".join(known), fix)
 
 
 def _node_findings(view: View) -> Iterator[Finding]:
@@ -224,11 +247,12 @@ def _node_findings(view: View) -> Iterator[Finding]:
     if is_attention(view):
         yield from scale_findings(view, "scale")
         yield from attention_findings(view)
+        yield from limit_findings(view, attention_sizes(view))
         return
     yield from custom_findings(view, sizes)
     yield from sequence_findings(view, sizes)
     yield from _gates(view)
-    yield from _limits(view, sizes)
+    yield from limit_findings(view, sizes)
 
 
 def _gates(view: View) -> Iterator[Finding]:
@@ -236,21 +260,6 @@ def _gates(view: View) -> Iterator[Finding]:
     if "g" in view.ports and shape and shape[-1] == 1:
         fix = "add gk to g: with both, a gk of one number a head is dropped"
         yield view.finding("gk-scalar", "gk", "one number a head beside g", "one per key channel, or absent", fix)
-
-
-def _limits(view: View, sizes: dict[str, int]) -> Iterator[Finding]:
-    lengths = view.operator.port("lengths")
-    array = view.integers(view.ports[lengths.name]) if lengths is not None and lengths.name in view.ports else None
-    tokens = sizes.get("T") if array is None or not array.size else int(array.max())
-    batch = sizes.get("B") if array is None else int(array.size)
-    case = Case(
-        batch, tokens, "not fixed", sizes.get("N"), sizes.get("H"), sizes.get("K"), sizes.get("V"),
-        boundary=view.boundary,
-    )  # fmt: skip
-    for limit in (*view.profile.shared, *view.operator.limits):
-        reason = limit.check(case)
-        if reason is not None:
-            yield view.finding(reason.code, "", reason.text, limit.fact, "see `fuse targets`")
 
 
 def _node_notes(view: View) -> Iterator[Finding]:

@@ -23,6 +23,31 @@ def attention_findings(view: View) -> Iterator[Finding]:
         yield from _heads(view, *heads)
 
 
+def attention_sizes(view: View) -> dict[str, int]:
+    """Sizes by the letters of `deltafuse.lint_operands.sizes_of`, whose axes LinearAttention packs with the heads.
+
+    Args:
+        view: the node.
+
+    Returns:
+        Those that are known: N is the heads that the key has.
+    """
+    heads = {name: view.attributes[name].i for name in ("q_num_heads", "kv_num_heads") if name in view.attributes}
+    queries, states = heads.get("q_num_heads", 0), heads.get("kv_num_heads", 0)
+    found: dict[str, int] = {}
+    if states > 0:
+        found["H"] = states
+        value = _width(view, "value")
+        found |= {"V": value // states} if value is not None else {}
+    query, key = _width(view, "query"), _width(view, "key")
+    if query is not None and 0 < queries <= query:
+        found["K"] = query // queries
+        found |= {"N": key // found["K"]} if key is not None else {}
+    shape = view.shape(view.ports["query"]) if "query" in view.ports else None
+    rows = zip("BT", shape or (), strict=False)
+    return found | {letter: size for letter, size in rows if isinstance(size, int)}
+
+
 def _rule(view: View) -> Iterator[Finding]:
     attribute = view.attributes.get("update_rule")
     rule = "gated_delta" if attribute is None else attribute.s.decode(errors="replace")
