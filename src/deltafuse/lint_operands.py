@@ -74,7 +74,7 @@ def count_findings(view: View) -> Iterator[Finding]:
     named, count = [value for value in view.results if value], len(view.operator.outputs)
     for place, port in enumerate(view.operator.outputs):
         if place >= len(view.results) or not view.results[place]:
-            fix = f"name every result, {port.name} too: none is optional"
+            fix = f"give every result a name, {port.name} too: none is optional"
             yield view.finding("output-count", port.name, f"{len(named)} outputs", f"{count} outputs", fix)
     inputs = len(view.operator.inputs)
     if any(view.message.input[inputs:]):
