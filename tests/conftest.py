@@ -49,5 +49,6 @@ def one_worker() -> Iterator[None]:
 
 @pytest.fixture
 def any_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No constant is too small or too large, for tests of what must show all the same."""
+    """No constant is too small or too large and no power too high, for tests of what must show all the same."""
     monkeypatch.setattr(factors, "_NEAR", (0.0, float("inf")))
+    monkeypatch.setattr(factors, "_OPERANDS", 1 << 30)

@@ -100,6 +100,7 @@ def fused(model: onnx.ModelProto, folder: Path) -> tuple[int, list[str]]:
     return report.exit, graphs.codes(report)
 
 
+@pytest.mark.usefixtures("any_factor")
 @pytest.mark.parametrize("term", TERMS, ids=lambda term: term.__name__)
 def test_a_term_that_no_common_size_shows_refuses_the_site(term: Term, tmp_path: Path) -> None:
     # The beta that makes up for a small key is so large that its square is no number.
@@ -107,11 +108,13 @@ def test_a_term_that_no_common_size_shows_refuses_the_site(term: Term, tmp_path:
     assert fused(graphs.step(*term(2, "1e-30")), tmp_path) == (3, [code])
 
 
+@pytest.mark.usefixtures("any_factor")
 @pytest.mark.parametrize("term", TERMS[:4], ids=lambda term: term.__name__)
 def test_a_high_power_overflows_where_the_rule_does_not(term: Term, tmp_path: Path) -> None:
     assert fused(graphs.step(*term(16, "1e-20")), tmp_path) == (3, ["higher-degree"])
 
 
+@pytest.mark.usefixtures("any_factor")
 @pytest.mark.parametrize("operand", ["v0", "known"])
 def test_an_overflow_does_not_hide_a_smaller_power(operand: str, tmp_path: Path) -> None:
     # Nothing times a high power is no number where the power is none, and then plain values show no third power.
