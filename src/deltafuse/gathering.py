@@ -69,9 +69,7 @@ def gathered(
     return None
 
 
-def _changes(
-    graph: Graph, parts: Parts, name: str, order: Sequence[int] | None
-) -> Changes | None:
+def _changes(graph: Graph, parts: Parts, name: str, order: Sequence[int] | None) -> Changes | None:
     """None where what takes a token is asked for before the last one is there."""
     writers = [graph.producer[value] for value in parts.values]
     before = max(writers) + 1

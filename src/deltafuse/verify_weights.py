@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 from onnx import SparseTensorProto, TensorProto
@@ -56,7 +54,7 @@ def _same(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> boo
 
 
 def _same_outside(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:
-    """The same place of one file, or the same bytes; where one of two files is not there, the same place in both."""
+    """The same place of one file, or the same bytes; where these are not there in both, the same place in both."""
     try:
         places = [
             locate(model.path.parent, head.external.get("location", ""), allow_outside=model.allow_outside)
@@ -65,24 +63,32 @@ def _same_outside(unfused: Model, old: TensorHead, fused: Model, new: TensorHead
         spans = [(head.offset, head.length) for head in (old, new)]
     except UserError:
         return old.external == new.external
-    alike = old.external == new.external
-    if not all(place.is_file() for place in places):
-        return alike
-    if places[0].samefile(places[1]) and spans[0] == spans[1]:
-        return True
-    first, second = (_bytes(place, *span) for place, span in zip(places, spans, strict=True))
-    return len(first) == len(second) and all(
-        first[at : at + _CHUNK] == second[at : at + _CHUNK] for at in range(0, len(first), _CHUNK)
-    )
+    if places[0].is_file() and places[1].is_file():
+        if places[0].samefile(places[1]) and spans[0] == spans[1]:
+            return True
+        first, second = (_range(place, *span) for place, span in zip(places, spans, strict=True))
+        if first is not None and second is not None:
+            return _same_bytes((places[0], *first), (places[1], *second))
+    return old.external == new.external
 
 
-def _bytes(path: Path, offset: int, length: int) -> memoryview:
-    whole = _mapped(path, path.stat().st_mtime_ns)
-    return whole[offset : offset + length] if length else whole[offset:]
+def _range(path: Path, offset: int, length: int) -> tuple[int, int] | None:
+    """Where some data begins and how long it is, None where the file is too short for it."""
+    there = path.stat().st_size - offset
+    return (offset, length or there) if there >= max(length, 0) else None
 
 
-@lru_cache(maxsize=8)
-def _mapped(path: Path, _changed: int) -> memoryview:
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+def _same_bytes(first: tuple[Path, int, int], second: tuple[Path, int, int]) -> bool:
+    """Compares ranges of two files piece by piece: weights are larger than memory."""
+    left = first[2]
+    if left != second[2]:
+        return False
+    with first[0].open("rb", buffering=0) as one, second[0].open("rb", buffering=0) as other:
+        one.seek(first[1])
+        other.seek(second[1])
+        while left > 0:
+            piece = one.read(min(left, _CHUNK))
+            if not piece or piece != other.read(len(piece)):
+                return False
+            left -= len(piece)
+    return True
