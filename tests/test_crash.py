@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -15,7 +17,7 @@ import pytest
 import killing
 from deltafuse import copies
 from deltafuse.errors import UserError
-from deltafuse.files import atomic
+from deltafuse.files import atomic, check_output
 from deltafuse.record import find, publish, sidecar_path
 from deltafuse.rollback import rollback
 from deltafuse.turns import turn, workspace
@@ -62,6 +64,7 @@ from deltafuse import wire
 from deltafuse.cli import main
 from deltafuse import record
 from pathlib import Path
+from typing import Any
 folder = Path(sys.argv[1])
 model = wire.scan(folder / "in" / "new.onnx")
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
@@ -134,7 +137,9 @@ def test_where_files_must_have_a_name_nothing_is_left_either(tmp_path: Path, mon
 
 _TOGETHER = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from deltafuse import record, wire
 folder, name = Path(sys.argv[1]), sys.argv[2]
 model = wire.scan(folder / "in" / f"{name}.onnx")
@@ -155,22 +160,44 @@ def test_two_runs_at_once_on_one_output(tmp_path: Path) -> None:
         )
         for name in ("old", "new")
     ]
-    for run in runs:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "ready\n"
-    for run in runs:
-        assert run.stdin is not None
-        run.stdin.write("\n")
-        run.stdin.flush()
-    assert [run.wait() for run in runs] == [0, 0]
-    for run in runs:
-        run.communicate()
+    with runs[0], runs[1]:
+        for run in runs:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "ready\n"
+        for run in runs:
+            assert run.stdin is not None
+            run.stdin.write("\n")
+            run.stdin.flush()
+    assert [run.returncode for run in runs] == [0, 0]
     assert not find(scan(output)).edited
     rollback(output, tmp_path / "out" / "back.onnx")
     sources = [(tmp_path / "in" / f"{name}.onnx").read_bytes() for name in ("old", "new")]
     assert (tmp_path / "out" / "back.onnx").read_bytes() in sources
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert left == {"model.onnx", sidecar_path(output).name, "back.onnx", "sub", FILES[0]}
+
+
+def test_an_output_that_another_run_takes_away_meanwhile_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pair(tmp_path) / "in" / "old.onnx"
+    output = tmp_path / "model.onnx"
+    output.touch()
+    lstat, samefile = Path.lstat, Path.samefile
+
+    def gone(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def late(path: Path, *rest: Any) -> Any:
+            path.unlink(missing_ok=True)
+            return ask(path, *rest)
+
+        return late
+
+    monkeypatch.setattr(Path, "samefile", gone(samefile))
+    check_output(output, [source])
+    output.touch()
+    monkeypatch.setattr(Path, "lstat", gone(lstat))
+    check_output(output)
+    assert not output.exists()
 
 
 def test_one_writer_waits_for_the_other(tmp_path: Path) -> None:

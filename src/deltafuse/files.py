@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,9 +36,9 @@ def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
                 "output-folder-missing", f"the folder {folder} does not exist: create it (mkdir -p {folder})"
             )
         for path in inputs:
-            if output == path or (output.exists() and path.exists() and output.samefile(path)):
+            if output == path or _same(output, path):
                 raise UserError("output-is-input", f"{output} is the input itself: give another output path")
-        if output.is_symlink() or (output.exists() and not output.is_file()):
+        if not _regular(output):
             raise UserError(
                 "output-not-a-file",
                 f"{output} is a link or a device, which writing would replace: give the path of a file, "
@@ -47,6 +48,20 @@ def check_output(output: Path, inputs: Iterable[Path] = ()) -> None:
         raise unwritable(output, error) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise unwritable(output, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _same(output: Path, path: Path) -> bool:
+    """Whether both are one file; a file that another run takes away meanwhile is none."""
+    with suppress(FileNotFoundError):
+        return output.samefile(path)
+    return False
+
+
+def _regular(output: Path) -> bool:
+    """Whether a file can take its place: there is a plain one, or none (asked once: another run may be at it)."""
+    with suppress(FileNotFoundError):
+        return stat.S_ISREG(output.lstat().st_mode)
+    return True
 
 
 @contextmanager
