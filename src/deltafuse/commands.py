@@ -14,6 +14,7 @@ from deltafuse.diagnosis import explained
 from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
+from deltafuse.wording import number
 
 
 def run(name: str, given: argparse.Namespace) -> int:
@@ -137,7 +138,7 @@ def _lower(given: argparse.Namespace) -> int:
             allow_outside=given.allow_outside,
             progress=shown,
         )
-    change = f"{report.nodes_before} nodes became {report.nodes_after}"
+    change = f"{number(report.nodes_before, 'node')} became {report.nodes_after}"
     lines = [f"{node.name}: {node.op}" for node in report.lowered]
     lines += [f"note: {note}" for note in report.notes]
     lines.append(

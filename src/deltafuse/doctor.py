@@ -19,6 +19,7 @@ from typing import Literal
 from deltafuse.errors import UserError
 from deltafuse.reasons import Reason
 from deltafuse.versions import installed, numbers
+from deltafuse.wording import number
 
 __all__ = ["Check", "DoctorReport", "examine"]
 
@@ -168,7 +169,7 @@ def _works() -> Iterator[Check]:
         if report.exit or not proven:
             reasons = [site.reason.what for site in report.sites if site.reason is not None]
             raise RuntimeError(reasons[0] if reasons else "no site was found")
-        return f"{proven} sites of the demo model"
+        return f"{number(proven, 'site')} of the demo model"
 
     yield _tried("proof", proves, "update onnxruntime and numpy; report it with this output if it stays")
 

@@ -15,11 +15,13 @@ from deltafuse.inputs import InputOptions
 from deltafuse.limits import within
 from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, reason_document, write
-from deltafuse.tables import console, sentences, table
+from deltafuse.tables import console, sentences
+from deltafuse.tables_fit import print_table
 from deltafuse.tables_pins import pinned_symbols
-from deltafuse.tables_verify import unrelated_text, verify_summary
+from deltafuse.tables_verify import site_lines, unrelated_text, verify_summary
 from deltafuse.verify import Settings, VerifyReport, check
 from deltafuse.verify_bars import Overrides
+from deltafuse.wording import number, some
 
 #: Options of verify that are of two models: attribute -> option.
 _OF_FILES = {
@@ -67,7 +69,7 @@ def rollback(given: argparse.Namespace) -> int:
         return report.exit
     rows = [_restored_row(one) for one in report.models]
     screen = console()
-    screen.print(table(("model", "outcome", "restored", "still fused"), rows))
+    print_table(("model", "outcome", "restored", "still fused"), rows, screen)
     for one in report.models:
         for site, why in () if one.report is None else one.report.refused:
             screen.print(f"{one.name}: {site} could not be put back: {why}")
@@ -151,7 +153,7 @@ def _pair_document(pair: Pair) -> Document:
 
 def _print(report: FolderReport) -> None:
     screen = console()
-    screen.print(table(COLUMNS, [_row(entry) for entry in report.models]))
+    print_table(COLUMNS, [_row(entry) for entry in report.models], screen)
     for entry in report.models:
         for sentence in sentences(entry.report):
             screen.print(f"{entry.name}: {sentence}")
@@ -159,13 +161,13 @@ def _print(report: FolderReport) -> None:
         for difference in pair.differences:
             screen.print(f"{difference.code}: {difference.text}")
         fit = len(pair.states) - len(pair.differences)
-        screen.print(f"{pair.prefill} and {pair.decode}: {fit} of {len(pair.states)} states fit")
+        screen.print(f"{pair.prefill} and {pair.decode}: {fit} of {number(len(pair.states), 'state')} fit")
     for note in report.notes:
         screen.print(f"note: {note}")
     counts = {kind: sum(entry.outcome == kind for entry in report.models) for kind in dict.fromkeys(_kinds(report))}
     done = "no model written" if report.output is None else f"wrote {report.output} for {report.target}"
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    screen.print(f"{len(report.models)} models: {found}; {done} ({report.seconds:.1f} s)")
+    screen.print(f"{number(len(report.models), 'model')}: {found}; {done} ({report.seconds:.1f} s)")
 
 
 def _kinds(report: FolderReport) -> list[str]:
@@ -178,7 +180,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     operators = [site.op for site in taken if site.op]
     names = ", ".join(f"{operators.count(op)} {op}" for op in dict.fromkeys(operators))
     pinned = pinned_symbols(report.pinned)
-    pins = ", ".join(pinned[:PINS]) + (f" and {len(pinned) - PINS} more" if len(pinned) > PINS else "")
+    pins = some(pinned, PINS)
     after = str(report.nodes_after) if taken else ""
     return (
         entry.name, entry.outcome, f"{len(taken)} of {len(report.sites)}", names, str(report.nodes_before), after,
@@ -206,18 +208,15 @@ def _restored_row(one: Restored) -> tuple[str, ...]:
 
 def _print_verify(report: FolderVerify) -> None:
     screen = console()
-    screen.print(table(("model", "outcome", "verdict"), [_compared_row(one) for one in report.models]))
+    print_table(("model", "outcome", "verdict"), [_compared_row(one) for one in report.models], screen)
     for one in report.models:
         if one.report is None:
             continue
         if one.report.unrelated is not None:
             screen.print(f"{one.name}: {unrelated_text(one.report.unrelated, len(one.report.findings) - 1)}")
             continue
-        reasons = [(site.name, site.reason) for site in one.report.sites if site.reason is not None]
-        wrong = [found for node in one.report.structure for found in node.findings]
-        reasons += [("", finding) for finding in (*one.report.findings, *wrong)]
-        for name, reason in reasons:
-            screen.print(f"{one.name}: {name} ({reason.code}): {reason.text}")
+        for line in site_lines(one.report):
+            screen.print(f"{one.name}: {line}")
         if one.report.skipped is not None:
             screen.print(f"{one.name}: site level only ({one.report.skipped.code}): {one.report.skipped.text}")
         for note in one.report.notes:
@@ -225,7 +224,9 @@ def _print_verify(report: FolderVerify) -> None:
     for name in report.differing:
         screen.print(f"{name}: the file is not the same in both folders")
     equal = sum(one.outcome != "differs" for one in report.models)
-    screen.print(f"{equal} of {len(report.models)} models equal, {len(report.differing)} other files differ")
+    others = number(len(report.differing), "other file")
+    differing = f"{others} {'differs' if len(report.differing) == 1 else 'differ'}"
+    screen.print(f"{equal} of {number(len(report.models), 'model')} equal, {differing}")
 
 
 def _compared_row(one: Compared) -> tuple[str, ...]:

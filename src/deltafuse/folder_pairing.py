@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from deltafuse.folder_pairs import Interface, Pair, candidates
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.wording import some
 
 TEXTS.update(
     {
@@ -100,8 +101,7 @@ def _alone(possible: Sequence[Pair], joined: Sequence[Pair]) -> Iterator[Reason]
 
 
 def _why(model: str, others: Sequence[str], nearest: Pair) -> Reason:
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    where: dict[str, object] = {"model": model, "others": ", ".join(others[:_NAMED]) + more}
+    where: dict[str, object] = {"model": model, "others": some(others, _NAMED)}
     if not nearest.differences:
         return Reason("pair-unsure", where)
     return Reason("pair-none", {**where, "difference": nearest.differences[0].what})

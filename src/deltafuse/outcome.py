@@ -22,6 +22,7 @@ from deltafuse.restated import Restated
 from deltafuse.sites import Site
 from deltafuse.softmax import SOFTMAX_ATTENTION, softmax_attention
 from deltafuse.wire import Model
+from deltafuse.wording import number, some
 
 if TYPE_CHECKING:
     from deltafuse.searching import Searched
@@ -66,9 +67,8 @@ def unwritten(options: FuseOptions, sites: Sequence[SiteReport]) -> tuple[str, .
         return ("nothing was written: no output was given",) if options.output is None and not options.dry_run else ()
     names = list(_blocking(options, sites))
     if names:
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         return (
-            f"nothing was written: {fine} of {len(sites)} sites can be fused and {shown} cannot; "
+            f"nothing was written: {fine} of {number(len(sites), 'site')} can be fused and {some(names)} cannot; "
             "give --keep-going to write the others, or name those to leave with --skip-sites",
         )
     return ("nothing was written: --strict takes the notes for refusals; leave it out to write",)
@@ -118,8 +118,8 @@ def restated(base: Restated) -> tuple[str, ...]:
 def _inlined(functions: Sequence[str]) -> tuple[str, ...]:
     if not functions:
         return ()
-    named = ", ".join(functions[:3]) + (f" and {len(functions) - 3} more" if len(functions) > 3 else "")
-    return (f"inlined: calls of {named} became their nodes, because rules lie inside; rollback brings the calls back",)
+    told = f"calls of {some(functions)} became their nodes, because rules lie inside; rollback brings the calls back"
+    return (f"inlined: {told}",)
 
 
 def _gathered(sites: Sequence[str]) -> tuple[str, ...]:

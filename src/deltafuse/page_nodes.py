@@ -15,6 +15,7 @@ from deltafuse.fused import call, kernel
 from deltafuse.match import Plan, Role
 from deltafuse.probing import short_dtype, title
 from deltafuse.reasons import Reason
+from deltafuse.wording import number
 
 __all__ = ["attribute_texts", "emitted_document", "node_title", "tensor_text", "types_of"]
 
@@ -43,7 +44,7 @@ def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:
 def _attribute_text(attribute: onnx.AttributeProto) -> str:
     if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
         graphs = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
-        return f"a subgraph of {sum(len(graph.node) for graph in graphs)} nodes"
+        return f"a subgraph of {number(sum(len(graph.node) for graph in graphs), 'node')}"
     if attribute.type == onnx.AttributeProto.TENSOR:
         return _constant_text(attribute.t)
     if attribute.ref_attr_name:

@@ -11,6 +11,7 @@ from deltafuse.evidence import Evidence
 from deltafuse.match import FuseReport
 from deltafuse.probing import byte_size, short_dtype
 from deltafuse.tensors import TensorHead
+from deltafuse.wording import number, size_text
 
 #: Operators that have a bar of their own.
 _BARS = 18
@@ -61,17 +62,8 @@ def weights(heads: Iterable[TensorHead]) -> str:
     for head in heads:
         count[head.dtype] += 1
         size[head.dtype] += byte_size(head.dtype, head.dims) or 0
-    return ", ".join(f"{short_dtype(dtype)}: {n:,} of {_bytes(size[dtype])}" for dtype, n in count.most_common())
-
-
-def _bytes(size: int) -> str:
-    """``1.5 GB``."""
-    amount = float(size)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} GB"
+    told = ((short_dtype(dtype), number(n, "tensor"), size_text(size[dtype])) for dtype, n in count.most_common())
+    return "; ".join(f"{dtype}: {tensors}, {large}" for dtype, tensors, large in told)
 
 
 def ends(evidence: Evidence, report: FuseReport) -> list[End]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from deltafuse.dims import symbols
 from deltafuse.errors import UserError
 from deltafuse.shapes import Shapes
+from deltafuse.wording import some
 
 #: How many symbols a message lists.
 _SHOWN = 12
@@ -55,7 +56,6 @@ def unknown_symbol(symbol: str, size: int, shown: Collection[str], known: Collec
     """
     near = difflib.get_close_matches(symbol, [*shown, *known], 1)
     names = sorted(shown)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     hint = f"did you mean --pin {near[0]}={size}? " if near else ""
-    listed = f"give one of {', '.join(names[:_SHOWN])}{more}" if names else "leave --pin out: every axis is fixed"
+    listed = f"give one of {some(names, _SHOWN)}" if names else "leave --pin out: every axis is fixed"
     return UserError("pin-unknown-symbol", f"--pin {symbol}={size}: there is no axis of that name; {hint}{listed}")

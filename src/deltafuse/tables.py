@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import Dims, FuseReport, Match, SiteReport, Validity
 from deltafuse.report import dim, roles_text
+from deltafuse.tables_fit import print_table
 from deltafuse.tables_pins import pinned_lines
+from deltafuse.wording import grouped, number, of_sites
 
 if TYPE_CHECKING:
     from deltafuse.lint import LintReport
@@ -24,11 +25,7 @@ LEFT_OUT = "left out"
 #: How many operators are told of whose number changed.
 OPERATORS = 8
 #: Width where the output goes to a file or another program: nothing is wrapped there.
-PIPED_WIDTH = 250
-#: Below this a table is given up for one short block per site.
-NARROW = 90
-
-_Said = TypeVar("_Said")
+PIPED_WIDTH = 100_000
 
 SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "dims", "scale", "l2 norm", "tokens", "error")
 
@@ -42,16 +39,6 @@ def console() -> Console:
     return Console(file=sys.stdout, highlight=False, markup=False, width=width)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]], title: str | None = None) -> Table:
-    """A table without a frame, so that it reads the same in a file."""
-    grid = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold", header_style="bold")
-    for heading in headings:
-        grid.add_column(heading, overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    return grid
-
-
 def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> None:
     """The report of ``fuse`` and ``inspect``; as a tree on terminals only, since its lines get in the way of grep."""
     if tree and screen.is_terminal and report.sites:
@@ -59,7 +46,7 @@ def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> No
 
         print_tree(report, screen)
     elif report.sites:
-        _print_sites(report.sites, screen)
+        print_table(SITE_COLUMNS, [site_row(site) for site in report.sites], screen)
     for sentence in sentences(report, reasons=not (tree and screen.is_terminal)):
         screen.print(sentence)
     if report.output is not None and not report.exit:
@@ -68,23 +55,6 @@ def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> No
     for line in pinned_lines(report.pinned):
         screen.print(line)
     screen.print(summary(report))
-
-
-def _print_sites(sites: Sequence[SiteReport], screen: Console) -> None:
-    rows = [site_row(site) for site in sites]
-    if screen.width >= NARROW:
-        screen.print(table(SITE_COLUMNS, rows))
-        return
-    for row in rows:
-        screen.print(Text.assemble(*_spaced(row)))
-
-
-def _spaced(row: Sequence[str | Text]) -> Iterator[str | Text]:
-    for cell, heading in zip(row, SITE_COLUMNS, strict=True):
-        if not str(cell):
-            continue
-        yield cell if heading in {"site", "status", "operator"} else f"{heading} {cell}"
-        yield "  "
 
 
 def site_row(site: SiteReport) -> tuple[str | Text, ...]:
@@ -135,11 +105,6 @@ def valid_text(valid: Validity | None) -> str:
     return str(valid.low) if valid.low == valid.high else f"{valid.low}..{valid.high}"
 
 
-def number(count: int, what: str) -> str:
-    """``1 site``, ``3 sites``."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _changes(report: FuseReport) -> list[tuple[str, ...]]:
     """The operators whose number changed most."""
     counts = [(op, before, after) for op, (before, after) in report.operators.items() if before != after]
@@ -150,32 +115,26 @@ def _changes(report: FuseReport) -> list[tuple[str, ...]]:
 
 def sentences(report: FuseReport, *, reasons: bool = True) -> Iterator[str]:
     """Reasons, each with its fix, then notes; one that several sites share is said once."""
+    total = len(report.sites)
     refused = [
-        ((site.reason.what, site.reason.fix), f"{site.name} ({site.reason.code})")
+        ((site.reason.code, site.reason.what, site.reason.fix), site.name)
         for site in report.sites
         if reasons and site.reason is not None
     ]
-    for (what, fix), names in _grouped(refused):
-        yield f"{', '.join(names)}: {what}"
+    for (code, what, fix), names in grouped(refused):
+        yield f"{of_sites(names, total)} ({code}): {what}"
         if fix:
             yield f"  fix: {fix}"
-    for text, names in _grouped([(f"it lies inside {site.inside}", site.name) for site in report.sites if site.inside]):
-        yield f"{', '.join(names)}: {text}"
+    for text, names in grouped([(f"it lies inside {site.inside}", site.name) for site in report.sites if site.inside]):
+        yield f"{of_sites(names, total)}: {text}"
     near = [site.name for site in report.sites if site.reason is not None and site.reason.nearest is not None]
     if near:
         yield f"next: fuse inspect {report.model} --site '{near[0]}' tells how far off it is, --html FILE draws it"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
-    for text, names in _grouped(notes):
-        yield f"note, {', '.join(names)}: {text}"
+    for text, names in grouped(notes):
+        yield f"note, {of_sites(names, total)}: {text}"
     for note in report.notes:
         yield f"note: {note}"
-
-
-def _grouped(pairs: Sequence[tuple[_Said, str]]) -> list[tuple[_Said, list[str]]]:
-    grouped: dict[_Said, list[str]] = {}
-    for text, name in pairs:
-        grouped.setdefault(text, []).append(name)
-    return list(grouped.items())
 
 
 def print_listing(listing: Listing, out: TextIO) -> None:
@@ -251,8 +210,8 @@ def summary(report: FuseReport) -> str:
     found = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no site found"
     spent = report.seconds.get("total", sum(report.seconds.values()))
     if report.exit == 0 and report.output is not None and counts["fused"]:
-        change = f"{report.nodes_before} nodes became {report.nodes_after}"
+        change = f"{number(report.nodes_before, 'node')} became {report.nodes_after}"
         return f"{found}; {change}; wrote {report.output} for {report.target} in {spent:.1f} s"
     if report.extracted:
-        return f"{found}; {len(report.extracted)} files extracted in {spent:.1f} s"
+        return f"{found}; {number(len(report.extracted), 'file')} extracted in {spent:.1f} s"
     return f"{found}; no model written ({spent:.1f} s)"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from deltafuse.tables import table
+from deltafuse.tables_fit import print_table
+from deltafuse.wording import number, some
 
 if TYPE_CHECKING:
     from deltafuse.ablating import AblationReport
@@ -22,6 +23,10 @@ DIVERGENCE_COLUMNS = ("site in the model", "isolated nrmse", "accumulated nrmse"
 ABLATION_COLUMNS = ("decision undone", "instead", "nrmse", "max abs")
 
 
+#: Outputs that are told one by one.
+_OUTPUTS = 6
+
+
 def print_divergence(divergence: DivergenceReport, screen: Console) -> None:
     """Errors of all sites in the whole model, and the first tensor beyond tolerance."""
     rows = [
@@ -34,7 +39,7 @@ def print_divergence(divergence: DivergenceReport, screen: Console) -> None:
         )
         for site in divergence.sites
     ]
-    screen.print(table(DIVERGENCE_COLUMNS, rows))
+    print_table(DIVERGENCE_COLUMNS, rows, screen)
     if divergence.first is not None:
         screen.print(first_text(divergence.first, divergence.bar))
 
@@ -49,16 +54,16 @@ def print_masks(masks: MaskReport, screen: Console) -> None:
     """The padded draws, and which outputs the mask reaches."""
     for draw in masks.draws:
         passed = sum(output.verdict == "passes" for output in draw.outputs)
-        text = f"{draw.padding}-padded by {draw.tokens[0]} of {draw.tokens[1]} tokens: "
-        text += f"{passed} of {len(draw.outputs)} outputs within the bar"
+        text = f"{draw.padding}-padded by {draw.tokens[0]} of {number(draw.tokens[1], 'token')}: "
+        text += f"{passed} of {number(len(draw.outputs), 'output')} within the bar"
         names = ", ".join(draw.silent)
         text += f"; not compared, infinite or next to nothing under padding: {names}" if names else ""
         screen.print(text)
         for output in draw.outputs:
             if output.reason is not None:
                 screen.print(f"{draw.padding}-padded, {output.reason.code}: {output.reason.text}")
-    reached = ", ".join(reach.output for reach in masks.reach if reach.depends) or "no output"
-    others = ", ".join(reach.output for reach in masks.reach if not reach.depends)
+    reached = some([reach.output for reach in masks.reach if reach.depends], _OUTPUTS) or "no output"
+    others = some([reach.output for reach in masks.reach if not reach.depends], _OUTPUTS)
     screen.print(f"the mask reaches {reached}" + (f"; it does not reach {others}" if others else ""))
 
 
@@ -83,7 +88,7 @@ def _print_ablation(ablation: AblationReport, screen: Console) -> None:
     ]
     if rows:
         screen.print(f"{ablation.site}, one decision undone in each row:")
-        screen.print(table(ABLATION_COLUMNS, rows))
+        print_table(ABLATION_COLUMNS, rows, screen)
     if ablation.reason is not None:
         screen.print(f"{ablation.site} ({ablation.reason.code}): {ablation.reason.text}")
 
@@ -91,10 +96,11 @@ def _print_ablation(ablation: AblationReport, screen: Console) -> None:
 def _print_bisect(found: BisectReport, screen: Console) -> None:
     if not found.culprits:
         where = " of the main graph" if found.untried else ""
-        screen.print(f"bisected in {found.runs} runs: no site{where} moves an output beyond tolerance")
+        screen.print(f"bisected in {number(found.runs, 'run')}: no site{where} moves an output beyond tolerance")
     for culprit in found.culprits:
         names = Text(", ".join(culprit.sites), style="red")
-        screen.print(Text.assemble(f"bisected in {found.runs} runs: ", names, f" breaks it: {culprit.reason.text}"))
+        runs = number(found.runs, "run")
+        screen.print(Text.assemble(f"bisected in {runs}: ", names, f" breaks it: {culprit.reason.text}"))
     if found.untried:
         names = ", ".join(found.untried)
         screen.print(f"not bisected, inside bodies of If, Loop or Scan: {names}; read their own verdicts")

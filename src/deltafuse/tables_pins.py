@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from deltafuse.match import Pinned
+from deltafuse.wording import some
+
+#: Axes that are told one by one; a model of many layers has hundreds.
+_AXES = 12
 
 
 def pinned_lines(pinned: Sequence[Pinned]) -> Iterator[str]:
@@ -16,12 +20,14 @@ def pinned_lines(pinned: Sequence[Pinned]) -> Iterator[str]:
     for symbol in chosen:
         same = [axis for axis in pinned if axis.was == symbol]
         for size in dict.fromkeys(axis.now for axis in same):
-            where = ", ".join(f"{axis.value}[{axis.axis}]" for axis in same if axis.now == size)
-            yield f"pinned: {'axes without a name' if symbol == '?' else symbol} = {size} in {where}"
+            where = [f"{axis.value}[{axis.axis}]" for axis in same if axis.now == size]
+            yield f"pinned: {'axes without a name' if symbol == '?' else symbol} = {size} in {some(where, _AXES)}"
     rest = [axis for axis in pinned if axis.was not in chosen]
     if rest:
-        values = ", ".join(dict.fromkeys(axis.value for axis in rest))
-        yield f"pinned: {len(rest)} more axes of {values}, whose sizes follow from these; --json lists each"
+        values = some(list(dict.fromkeys(axis.value for axis in rest)), _AXES)
+        ending = "whose size follows" if len(rest) == 1 else "whose sizes follow"
+        axes = "1 more axis" if len(rest) == 1 else f"{len(rest)} more axes"
+        yield f"pinned: {axes} of {values}, {ending} from these; --json lists each"
 
 
 def pinned_symbols(pinned: Sequence[Pinned]) -> list[str]:

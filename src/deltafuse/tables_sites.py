@@ -14,8 +14,9 @@ from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
 from deltafuse.reasons import Nearest, compared_with
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
-from deltafuse.tables import dims_text, norm_text, number, status_text, valid_text
+from deltafuse.tables import dims_text, norm_text, status_text, valid_text
 from deltafuse.tables_pins import pinned_lines
+from deltafuse.wording import number
 
 _LAYER = re.compile(r"layers?\.\d+")
 #: Stands for a state that is not there.
@@ -49,7 +50,7 @@ def _facts(site: SiteReport) -> Iterator[Text]:
     match = site.match
     if isinstance(match, Match):
         valid = match.valid_tokens
-        tokens = f", right for {valid_text(valid)} token{'' if valid.high == 1 else 's'}" if valid else ""
+        tokens = f", right for {valid_text(valid)} {'token' if valid.high == 1 else 'tokens'}" if valid else ""
         yield Text(f"{dims_text(match.dims)}, scale {match.scale:.6g}, l2 norm {norm_text(match)}{tokens}", style="dim")
     elif isinstance(match, ExpressionMatch):
         yield Text(roles_text(match), style="dim")
@@ -123,11 +124,12 @@ def _known(match: Match | ExpressionMatch) -> Iterator[str]:
             fixed = "the number that the file has"
             yield f"valid tokens: {valid_text(valid)}; {fixed if isinstance(match.dims.tokens, int) else ends}"
     else:
-        yield from (f"{name}: {number:.9g}" for name, number in match.parameters.items())
+        yield from (f"{name}: {value:.9g}" for name, value in match.parameters.items())
     proof = match.proof
     emitted = "" if proof.emitted_error is None else f", of what is emitted {proof.emitted_error:.1e}"
     shared = f", shared with {proof.shared_with}" if proof.shared_with else ""
-    yield f"proof: {proof.draws} draws in {proof.precision}, largest error {proof.max_error:.1e}{emitted}{shared}"
+    draws = number(proof.draws, "draw")
+    yield f"proof: {draws} in {proof.precision}, largest error {proof.max_error:.1e}{emitted}{shared}"
 
 
 def _named(match: Match | ExpressionMatch) -> Mapping[str, Role | None]:
@@ -155,7 +157,7 @@ def recurrence_text(match: Match | ExpressionMatch, template: str) -> str:
         for name, norm in (("query", match.query_norm), ("key", match.key_norm)):
             names[name] = _normed(names[name], norm)
     else:
-        names |= {name: f"{number:.6g}" for name, number in match.parameters.items()}
+        names |= {name: f"{value:.6g}" for name, value in match.parameters.items()}
         names |= {name: _ZERO for name in ("bias", "past_state") if name not in names}
     lines = [line for line in template.splitlines() if _fields(line) <= names.keys()]
     return "\n".join(line.format_map(names) for line in lines)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from deltafuse.tables import number, table
 from deltafuse.tables_causes import print_causes, print_divergence, print_masks
+from deltafuse.tables_fit import print_table
+from deltafuse.wording import grouped, number, of_sites
 
 if TYPE_CHECKING:
     from deltafuse.network_diff import OutputVerdict, Top1
@@ -59,27 +60,33 @@ def unrelated_text(found: Finding, others: int) -> str:
 
 def _print_sites(report: VerifyReport, screen: Console) -> None:
     if report.sites:
-        screen.print(table(VERIFY_COLUMNS, [_verdict_row(site) for site in report.sites]))
-    for site in report.sites:
-        if site.reason is not None:
-            screen.print(f"{site.name} ({site.reason.code}): {site.reason.text}")
+        print_table(VERIFY_COLUMNS, [_verdict_row(site) for site in report.sites], screen)
+    for line in site_lines(report):
+        screen.print(line)
+
+
+def site_lines(report: VerifyReport) -> Iterator[str]:
+    """Why sites are not equal, what else differs, and notes on nodes; what holds for several sites is said once."""
+    total = len(report.sites)
+    reasons = [((site.reason.code, site.reason.text), site.name) for site in report.sites if site.reason is not None]
+    for (code, text), names in grouped(reasons):
+        yield f"{of_sites(names, total)} ({code}): {text}"
     for finding in (*report.findings, *(found for node in report.structure for found in node.findings)):
-        screen.print(f"{finding.code}: {finding.text}")
-    for node in report.structure:
-        for note in node.notes:
-            screen.print(f"note, {node.site}: {note}")
+        yield f"{finding.code}: {finding.text}"
+    for note, names in grouped((note, node.site) for node in report.structure for note in node.notes):
+        yield f"note, {of_sites(names, total)}: {note}"
 
 
 def verify_summary(report: VerifyReport) -> str:
     """The last line: how much of both levels holds."""
     equal = sum(site.verdict == "equal" for site in report.sites)
-    text = f"{equal} of {len(report.sites)} fused sites equal"
-    text += f"; {len(report.findings)} other differences" if report.findings else ""
+    text = f"{equal} of {number(len(report.sites), 'fused site')} equal"
+    text += f"; {number(len(report.findings), 'other difference')}" if report.findings else ""
     wrong = sum(len(node.findings) for node in report.structure)
-    text += f"; {wrong} faults of structure" if wrong else ""
+    text += f"; {number(wrong, 'fault of structure')}" if wrong else ""
     if report.network is not None:
         passed = sum(output.verdict == "passes" for output in report.network.outputs)
-        text += f"; {passed} of {len(report.network.outputs)} outputs of the whole model within the bar"
+        text += f"; {passed} of {number(len(report.network.outputs), 'output of the whole model')} within the bar"
     return text
 
 
@@ -103,13 +110,13 @@ def network_sentences(report: VerifyReport) -> Iterator[str]:
 
 def top1_text(top1: Top1) -> str:
     """How often both models have the same most likely token, and by how much it leads."""
-    text = f"same first token in {top1.agree} of {top1.rows} rows; it leads by {top1.margin:.2g} or more"
+    text = f"same first token in {top1.agree} of {number(top1.rows, 'row')}; it leads by {top1.margin:.2g} or more"
     return text if top1.lost is None else f"{text}, where they differ by at most {top1.lost:.2g}"
 
 
 def _print_network(network: NetworkReport, screen: Console) -> None:
     if network.outputs:
-        screen.print(table(NETWORK_COLUMNS, [_output_row(output) for output in network.outputs]))
+        print_table(NETWORK_COLUMNS, [_output_row(output) for output in network.outputs], screen)
     if network.divergence is not None:
         print_divergence(network.divergence, screen)
     if network.masks is not None:
@@ -120,7 +127,7 @@ def _output_row(output: OutputVerdict) -> tuple[str | Text, ...]:
     verdict = Text(output.verdict, style="green" if output.verdict == "passes" else "red")
     shape = f"{output.dtype} {list(output.shape)}"
     cosine = "" if output.cosine is None else f"{output.cosine:.7f}"
-    others = ("" if number is None else f"{number:.1e}" for number in (output.nrmse, output.max_abs))
+    others = ("" if value is None else f"{value:.1e}" for value in (output.nrmse, output.max_abs))
     worst = output.worst
     at = "" if worst is None else f"{list(worst.index)}: {worst.unfused:.6g}, {worst.fused:.6g}"
     return output.name, verdict, shape, cosine, *others, at
@@ -153,7 +160,7 @@ def _print_rollout(rollout: RolloutReport, screen: Console) -> None:
         screen.print(f"state changed to fit: {note}")
     rows = [row for run in rollout.runs for row in _run_rows(run)]
     if rows:
-        screen.print(table(ROLLOUT_COLUMNS, rows))
+        print_table(ROLLOUT_COLUMNS, rows, screen)
     for run in rollout.runs:
         screen.print(_tokens_text(run, len(rollout.tokens)))
         if run.reason is not None:
@@ -180,7 +187,7 @@ def sparkline(curve: Sequence[float], width: int = 32) -> str:
 def _tokens_text(run: RolloutRun, count: int) -> str:
     if not count:
         return f"{run.precision}: {run.verdict} ({run.bar})"
-    text = f"{run.precision}: {run.verdict} ({run.bar}); {run.equal_tokens} of {count} tokens equal"
+    text = f"{run.precision}: {run.verdict} ({run.bar}); {run.equal_tokens} of {number(count, 'token')} equal"
     first = run.first_difference
     if first is None:
         return text
@@ -190,9 +197,9 @@ def _tokens_text(run: RolloutRun, count: int) -> str:
 
 def _loss_text(loss: LossReport) -> str:
     fused = ", ".join(
-        f"{number:.6f} {name}"
-        for number, name in ((loss.exact, "without rounding"), (loss.rounded, "at the target's precision"))
-        if number is not None
+        f"{value:.6f} {name}"
+        for value, name in ((loss.exact, "without rounding"), (loss.rounded, "at the target's precision"))
+        if value is not None
     )
     split = f"{loss.prefilled} through prefill"
-    return f"loss per token over {loss.tokens} tokens ({split}): {loss.unfused:.6f} unfused; fused {fused}"
+    return f"loss per token over {number(loss.tokens, 'token')} ({split}): {loss.unfused:.6f} unfused; fused {fused}"

@@ -1,0 +1,80 @@
+"""How counts, names and sizes are worded, wherever a sentence has some. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+_Said = TypeVar("_Said")
+
+#: Names that are told one by one.
+FEW = 3
+
+
+def number(count: int, what: str) -> str:
+    """``1 site``, ``3 sites``; of a phrase the first word: ``1 node of it`` from ``node of it``.
+
+    Args:
+        count: how many.
+        what: the noun of one, a word or a phrase.
+    """
+    head, gap, rest = what.partition(" of ")
+    if count == 1:
+        return f"1 {what}"
+    plural = f"{head[:-1]}ies" if head.endswith("y") and head[-2:-1] not in "aeiou" else f"{head}s"
+    return f"{count} {plural}{gap}{rest}"
+
+
+def some(names: Sequence[str], few: int = FEW) -> str:
+    """``a, b, c and 21 more``: the first few, and how many there are beside them.
+
+    Args:
+        names: of anything.
+        few: how many are told.
+    """
+    more = len(names) - few
+    return f"{', '.join(names[:few])} and {more} more" if more > 0 else ", ".join(names)
+
+
+def grouped(pairs: Iterable[tuple[_Said, str]]) -> list[tuple[_Said, list[str]]]:
+    """What is said of several names is said once.
+
+    Args:
+        pairs: what is said, and of whom.
+
+    Returns:
+        What is said, each with its names, in the order of the first.
+    """
+    found: dict[_Said, list[str]] = {}
+    for said, name in pairs:
+        found.setdefault(said, []).append(name)
+    return list(found.items())
+
+
+def of_sites(names: Sequence[str], total: int) -> str:
+    """``layers.0, layers.1``, ``all 24 sites``, ``18 of 24 sites, layers.0 … layers.22``: whom a sentence is about.
+
+    Args:
+        names: of the sites, in the order of the report.
+        total: how many sites the report has.
+    """
+    if len(names) == total:
+        return ", ".join(names) if total <= FEW else f"all {number(total, 'site')}"
+    if len(names) == 1:
+        return names[0]
+    if len(names) <= FEW:
+        return f"{', '.join(names)} ({len(names)} of {number(total, 'site')})"
+    return f"{len(names)} of {number(total, 'site')}, {names[0]} … {names[-1]}"
+
+
+def size_text(count: float) -> str:
+    """``1.5 GB``, in steps of a thousand.
+
+    Args:
+        count: of bytes.
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5 or unit == "GB":
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError("the last unit takes all")
