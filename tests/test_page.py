@@ -81,9 +81,9 @@ def test_a_page_is_whole_and_needs_nothing_else(prefill):
     assert "default-src 'none'" in text
     own = [asset(name).decode() for name in ("elements.js", "layout.js", "page.js", "picture.js", "sites.js")]
     assert not any("https:" in script or "innerHTML" in script or "eval(" in script for script in own)
-    assert "8,808 before, 1,259 after" in words
+    assert "8,808 before, 1,259 after: 7,678 removed and 129 added with the sites" in words
     assert "note, layers.0, layers.1, layers.2: float16_boundary: query, key, value, beta rounded to float16" in words
-    assert "float32: 44 of 231 kB" in words
+    assert "float32: 44 tensors, 231 kB" in words
 
 
 def test_the_layouter_is_the_published_file_and_its_licences_are_told():
@@ -120,6 +120,38 @@ def test_a_site_is_told_in_full(prefill):
     assert ports["initial_state"] == "float16 [1, 4, 16, 16]"
     assert [port for port, _, _ in emitted["outputs"]] == ["out", "final_state"]
     assert {to for _, _, to in emitted["casts"]} == {"float16", "float32", "int32"}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("full_prefill_ts17", "ascend-310p"), ("chunk_ts14", "onnx"), ("full_decode_ts17", "ort"),
+        ("nm_decay_sign", "ort"),
+    ],
+)
+def test_terminal_document_and_page_count_the_same_nodes(name, target, fuse, tmp_path):
+    model, path = export(name).path, tmp_path / "page.html"
+    done = fuse("inspect", model, "--target", target, "--html", path, "--json").document
+    lines, sites, pictures = data(path)
+    removed, added = (sum(site[key] for site in done["sites"]) for key in ("nodes_removed", "nodes_added"))
+    assert done["nodes_after"] == done["nodes_before"] - removed + added
+    for when in ("before", "after"):
+        assert done[f"nodes_{when}"] == sum(count[when] for count in done["operators"].values())
+    for line, told, site in zip(lines, sites, done["sites"], strict=True):
+        assert (line["nodes"], line["removed"], line["added"]) == (
+            site["nodes"], site["nodes_removed"], site["nodes_added"],
+        )  # fmt: skip
+        drawn = {when: len(pictures[told[when]["picture"]]["ops"]) for when in ("before", "after") if told.get(when)}
+        assert drawn.get("after", 0) == site["nodes_added"] == sum(site["emitted"].values())
+        if site["op"] is None:
+            assert (drawn["before"], site["nodes_removed"]) == (site["nodes"], 0)
+    shown = fuse("inspect", model, "--target", target).out.splitlines()
+    for site in done["sites"]:
+        cell = f"{site['nodes_removed']} to {site['nodes_added']}" if site["op"] else str(site["nodes"])
+        (row,) = (line for line in shown if line.startswith(f"{site['name']} ") and "  " in line)
+        assert cell in re.split(r"\s{2,}", row)
+    if added:
+        assert f"{done['nodes_before']} nodes would become {done['nodes_after']}; no model written" in shown[-1]
 
 
 def test_equal_sites_share_their_pictures_under_their_own_names(prefill):
@@ -192,7 +224,7 @@ def test_a_dry_run_writes_the_page_alone(fuse, tmp_path):
 
 
 def test_a_near_miss_has_its_page_and_the_closest_neighbours(fuse, tmp_path):
-    done = fuse(export("nm_stale_read").path, "-o", tmp_path / "o.onnx", "--html", tmp_path / "page.html")
+    done = fuse(export("nm_stale_read").path, "-o", tmp_path / "o.onnx", "--html", tmp_path / "page.html", "--json")
     assert done.exit == 3
     (line,), (site,), (picture,) = data(tmp_path / "page.html")
     assert (line["status"], line["reason"]) == ("near-miss", "read-before-update")
@@ -202,6 +234,13 @@ def test_a_near_miss_has_its_page_and_the_closest_neighbours(fuse, tmp_path):
     rule = next(error for name, _, error in site["nearest"]["differences"] if name == "gated_delta_rule")
     assert rule > 0.01
     assert "input 1" in [row[0] for row in site["looked"]]
+    (told,) = done.document["sites"]
+    ends = [*told["looked"]["inputs"], *told["looked"]["outputs"]]
+    assert [end["value"] for end in ends] == [row[1] for row in site["looked"]]
+    assert [f"{end['dtype']} [{', '.join(map(str, end['shape']))}]" for end in ends] == [
+        row[2] for row in site["looked"]
+    ]
+    assert told["nearest"]["differences"][0]["name"] == site["nearest"]["differences"][0][0]
     assert site["before"] == {"picture": 0}
     assert "input 1" in [box[0] for box in picture["boxes"]]
 

@@ -90,9 +90,13 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
         "l2norm_eps",
         "valid_tokens",
         "nodes",
+        "nodes_removed",
+        "nodes_added",
         "emitted",
         "proof",
         "reason",
+        "looked",
+        "nearest",
         "notes",
     }
 

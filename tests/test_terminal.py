@@ -43,7 +43,7 @@ def test_a_terminal_gets_a_tree_by_layer() -> None:
         assert shown.count(layer) >= 1
     assert "├── " in shown
     assert "gated_delta_rule recurrent" in shown
-    assert "nodes become LinearAttention" in shown
+    assert "with LinearAttention" in shown
     assert "layers.1.causal_conv causal_conv expression" in shown
     assert "layers.1 gated_delta_rule recurrent" in shown
     assert "\x1b[" in shown

@@ -160,7 +160,9 @@ def draft(
     for number, reason in moved.items():
         told = _refused(told, {plan.match.name: reason for plan in parts[number].plans})
         parts[number] = replace(parts[number], plans=(), removed=())
-    return Draft(tuple(parts)), told
+    gone = {site: len(nodes) for part in parts for site, nodes in part.removed}
+    counted = (replace(one, removed=gone.get(one.name, 0)) if one.status == "fused" else one for one in told)
+    return Draft(tuple(parts)), tuple(counted)
 
 
 def _moved(scopes: Sequence[Enclosed], parts: Sequence[Part]) -> dict[int, Reason]:
@@ -187,4 +189,4 @@ def _refused(reports: Sequence[SiteReport], reasons: Mapping[str, Reason]) -> tu
 
 
 def _refuse(report: SiteReport, reason: Reason) -> SiteReport:
-    return replace(report, status="refused", op=None, reason=reason) if report.status == "fused" else report
+    return replace(report, status="refused", op=None, reason=reason, emitted={}) if report.status == "fused" else report

@@ -207,14 +207,36 @@ class Pinned:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """One tensor that a site which is no match reads or writes.
+
+    Attributes:
+        kind: ``input`` or ``output``.
+        number: which of them, from 1.
+        name: of the tensor.
+        shape: None where not even the rank is known; None for a size that is not.
+        dtype: ``onnx.TensorProto`` element type, None where it is not known.
+    """
+
+    kind: str
+    number: int
+    name: str
+    shape: tuple[Dim | None, ...] | None
+    dtype: int | None
+
+
+@dataclass(frozen=True)
 class SiteReport:
     """One site as the report shows it: see `deltafuse.report` for the JSON keys.
 
     Attributes:
         rule: of a site of an ordinary expression, where there may be no match to tell it; else "".
+        nodes: what lies from its operands to its results; some of it may stay, since others read it.
         emitted: operator -> how many nodes of it stand in the site's place.
+        removed: nodes that go from the file with it: what nothing needs any more. What several sites share goes with
+            the first.
         inside: the body that it lies in, e.g. ``If_3/then_branch``; "" in the main graph.
-        looked: of a site that is no match, what it reads and writes: ``input 1``, the tensor, its type and sizes.
+        looked: of a site that is no match, what it reads and writes.
     """
 
     name: str
@@ -227,7 +249,13 @@ class SiteReport:
     rule: str = ""
     emitted: Mapping[str, int] = field(default_factory=dict[str, int])
     inside: str = ""
-    looked: tuple[tuple[str, str, str], ...] = ()
+    looked: tuple[Looked, ...] = ()
+    removed: int = 0
+
+    @property
+    def added(self) -> int:
+        """Nodes that come into the file in its place."""
+        return sum(self.emitted.values())
 
 
 @dataclass(frozen=True)

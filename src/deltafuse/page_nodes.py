@@ -9,15 +9,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from deltafuse.dims import Dim
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.fused import call, kernel
 from deltafuse.match import Plan, Role
-from deltafuse.probing import short_dtype, title
+from deltafuse.probing import short_dtype, tensor_text, title
 from deltafuse.reasons import Reason
 from deltafuse.wording import number
 
-__all__ = ["attribute_texts", "emitted_document", "node_title", "tensor_text", "types_of"]
+__all__ = ["attribute_texts", "emitted_document", "node_title", "types_of"]
 
 Document = dict[str, Any]
 
@@ -28,12 +27,6 @@ _SHOWN, _LONG = 8, 160
 def node_title(node: onnx.NodeProto) -> str:
     """The operator with its domain; a Custom node goes by what it calls."""
     return kernel(node) or title(node.op_type, node.domain)
-
-
-def tensor_text(dtype: int | None, shape: Sequence[Dim | None] | None) -> str:
-    """``float16 [batch, 32, 128]``, as far as it is known."""
-    sizes = "" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
-    return " ".join(filter(None, ["" if not dtype else short_dtype(dtype), sizes]))
 
 
 def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:

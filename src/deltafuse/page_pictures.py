@@ -18,9 +18,9 @@ from deltafuse.classes import Kind
 from deltafuse.evidence import Evidence
 from deltafuse.fused import kernel
 from deltafuse.graph import Graph
-from deltafuse.page_nodes import attribute_texts, node_title, tensor_text
+from deltafuse.page_nodes import attribute_texts, node_title
 from deltafuse.picture import DRAWN, Part, Picture, draw
-from deltafuse.probing import title
+from deltafuse.probing import tensor_text, title
 
 __all__ = ["Pictures"]
 

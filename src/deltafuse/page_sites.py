@@ -11,6 +11,7 @@ from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.match import Match, Plan, Role, SiteReport
 from deltafuse.page_nodes import emitted_document, types_of
 from deltafuse.page_pictures import Pictures
+from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with
 from deltafuse.report import OUTPUTS, ROLES, role_document, site_document
 
@@ -29,6 +30,8 @@ def lines(reports: Sequence[SiteReport]) -> list[Document]:
             "form": site.match.form if site.match else "",
             "op": site.op or "",
             "nodes": site.nodes,
+            "removed": site.removed,
+            "added": site.added,
             "reason": "" if site.reason is None else site.reason.code,
         }
         for site in reports
@@ -54,7 +57,9 @@ def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pic
     if plan is not None:
         document |= _planned(evidence, site, plan, pictures)
     if site.looked:
-        document["looked"] = [list(row) for row in site.looked]
+        document["looked"] = [
+            [f"{one.kind} {one.number}", one.name, tensor_text(one.dtype, one.shape)] for one in site.looked
+        ]
     return document
 
 

@@ -50,9 +50,16 @@ def facts(evidence: Evidence, report: FuseReport) -> list[tuple[str, str]]:
         ("opset", ", ".join(opsets) + (f"; added or raised: {', '.join(new)}" if new else "")),
         ("IR version", str(file.ir_version)),
         ("weights", weights(file.constants) or "none"),
-        ("nodes", f"{report.nodes_before:,} before, {report.nodes_after:,} after"),
+        ("nodes", nodes_text(report)),
         ("seconds", ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())),
     ]
+
+
+def nodes_text(report: FuseReport) -> str:
+    """How many there were and are, and how many went and came with the sites."""
+    text = f"{report.nodes_before:,} before, {report.nodes_after:,} after"
+    gone, came = sum(site.removed for site in report.sites), sum(site.added for site in report.sites)
+    return f"{text}: {gone:,} removed and {came:,} added with the sites" if gone or came else text
 
 
 def weights(heads: Iterable[TensorHead]) -> str:

@@ -259,6 +259,12 @@ def short_dtype(dtype: int) -> str:
     return _NAMES.get(name.upper(), name)
 
 
+def tensor_text(dtype: int | None, shape: Sequence[Dim | str | None] | None) -> str:
+    """``float16 [batch, 32, 128]``, as far as it is known."""
+    sizes = "" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    return " ".join(filter(None, ["" if not dtype else short_dtype(dtype), sizes]))
+
+
 def byte_size(dtype: int | None, shape: tuple[int | str | None, ...] | None) -> int | None:
     """Bytes of a tensor, None where type or sizes are not known."""
     if shape is None or dtype is None or dtype not in onnx.helper.get_all_tensor_dtypes():

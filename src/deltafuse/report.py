@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from deltafuse.dims import Dim
     from deltafuse.expression_match import ExpressionMatch
-    from deltafuse.match import FuseReport, Match, Proof, Role, SiteReport
+    from deltafuse.match import FuseReport, Looked, Match, Proof, Role, SiteReport
     from deltafuse.probing import Listing, NodeRow, TensorRow
-    from deltafuse.reasons import Reason
+    from deltafuse.reasons import Nearest, Reason
 
 SCHEMA = 1
 ROLES = ("query", "key", "value", "g", "beta", "state")
@@ -95,8 +95,12 @@ def site_document(site: SiteReport) -> Document:
         "inside": site.inside or None,
         **known,
         "nodes": site.nodes,
+        "nodes_removed": site.removed,
+        "nodes_added": site.added,
         "emitted": dict(site.emitted),
         "reason": None if reason is None else reason_document(reason),
+        "looked": looked_document(site.looked),
+        "nearest": None if reason is None else nearest_document(reason.nearest),
         "notes": list(site.notes),
     }
 
@@ -104,6 +108,26 @@ def site_document(site: SiteReport) -> Document:
 def reason_document(reason: Reason) -> Document:
     """Why a site is not fused: ``fix`` is the end of ``text`` that says what to do."""
     return {"code": reason.code, "text": reason.text, "fix": reason.fix}
+
+
+def looked_document(looked: Sequence[Looked]) -> Document | None:
+    """The tensors that a site which is no match reads and writes; None where they are not known."""
+    if not looked:
+        return None
+    ends: dict[str, list[Document]] = {"inputs": [], "outputs": []}
+    for one in looked:
+        shape = None if one.shape is None else [None if size is None else dim(size) for size in one.shape]
+        dtype = None if not one.dtype else DTYPES.get(one.dtype, str(one.dtype))
+        ends[f"{one.kind}s"].append({"value": one.name, "shape": shape, "dtype": dtype})
+    return ends
+
+
+def nearest_document(nearest: Nearest | None) -> Document | None:
+    """How far a near miss is from the rule and its neighbours; None where nothing could be compared."""
+    if nearest is None:
+        return None
+    differences = [{"name": name, "difference": error} for name, error in nearest.differences if error < float("inf")]
+    return {"rule": nearest.rule, "tokens": nearest.tokens, "differences": differences}
 
 
 def match_document(match: Match | ExpressionMatch | None) -> Document:

@@ -12,8 +12,7 @@ from deltafuse.expression_sites import ExpressionSites, find_expressions
 from deltafuse.expressions import Expression
 from deltafuse.finder import Candidate, Finder
 from deltafuse.lowered import written_by_lower
-from deltafuse.match import Match, NoMatch
-from deltafuse.page_nodes import tensor_text
+from deltafuse.match import Looked, Match, NoMatch
 from deltafuse.patterns import Pattern
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
@@ -56,12 +55,12 @@ class Searched:
         """Of the sites in this graph alone."""
         return [site.name for site in (*self.sites, *self.expressions.sites)]
 
-    def looked(self, name: str) -> tuple[tuple[str, str, str], ...]:
-        """What a candidate reads and writes, see `deltafuse.match.SiteReport`; () where there is none of that name."""
+    def looked(self, name: str) -> tuple[Looked, ...]:
+        """What a candidate reads and writes; () where there is none of that name."""
         candidate, graph, shapes = self.candidates.get(name), self.scope.model.graph, self.scope.shapes
         ends = () if candidate is None else (("input", candidate.roots), ("output", candidate.frontier))
         return tuple(
-            (f"{what} {number}", graph.name(value), tensor_text(shapes.dtype(value), shapes.shape(value)))
+            Looked(what, number, graph.name(value), shapes.shape(value), shapes.dtype(value))
             for what, values in ends
             for number, value in enumerate(values, 1)
         )

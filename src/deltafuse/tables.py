@@ -27,7 +27,7 @@ OPERATORS = 8
 #: Width where the output goes to a file or another program: nothing is wrapped there.
 PIPED_WIDTH = 100_000
 
-SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "dims", "scale", "l2 norm", "tokens", "error")
+SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "nodes", "dims", "scale", "l2 norm", "tokens", "error")
 
 TENSOR_COLUMNS = ("tensor", "dtype", "shape", "bytes", "written by", "readers", "external data")
 NODE_COLUMNS = ("node", "operator", "name", "inputs", "outputs", "shapes")
@@ -62,9 +62,9 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
     status = status_text(site)
     match = site.match
     if match is None:
-        return (site.name, status, site.rule, *[""] * (len(SITE_COLUMNS) - 3))
+        return (site.name, status, site.rule, "", "", nodes_text(site), *[""] * (len(SITE_COLUMNS) - 6))
     if isinstance(match, ExpressionMatch):
-        found = (match.rule, match.form, site.op or "", roles_text(match))
+        found = (match.rule, match.form, site.op or "", nodes_text(site), roles_text(match))
         return (site.name, status, *found, "", "", "", f"{match.proof.max_error:.1e}")
     return (
         site.name,
@@ -72,12 +72,18 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
         match.rule,
         match.form,
         site.op or "",
+        nodes_text(site),
         dims_text(match.dims),
         f"{match.scale:.6g}",
         norm_text(match),
         valid_text(match.valid_tokens),
         f"{match.proof.max_error:.1e}",
     )
+
+
+def nodes_text(site: SiteReport) -> str:
+    """``2560 to 43``: nodes that go with a site and that come in its place; of one that stays, how many it has."""
+    return f"{site.removed} to {site.added}" if site.op else str(site.nodes)
 
 
 def status_text(site: SiteReport) -> Text:
@@ -214,4 +220,6 @@ def summary(report: FuseReport) -> str:
         return f"{found}; {change}; wrote {report.output} for {report.target} in {spent:.1f} s"
     if report.extracted:
         return f"{found}; {number(len(report.extracted), 'file')} extracted in {spent:.1f} s"
-    return f"{found}; no model written ({spent:.1f} s)"
+    change = f"{number(report.nodes_before, 'node')} would become {report.nodes_after}"
+    told = f"{found}; {change}" if not report.exit and report.nodes_after != report.nodes_before else found
+    return f"{told}; no model written ({spent:.1f} s)"

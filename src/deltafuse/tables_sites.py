@@ -12,6 +12,7 @@ from rich.tree import Tree
 
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
+from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
 from deltafuse.tables import dims_text, norm_text, status_text, valid_text
@@ -43,7 +44,14 @@ def _headline(site: SiteReport) -> Text:
     # The whole name: it is what --site takes.
     line = Text(" ".join(filter(None, (site.name, rule, site.match.form if site.match else ""))))
     line.append("  ").append_text(status_text(site))
-    return line.append(f"  {site.nodes} nodes become {site.op}" if site.op else f"  {site.nodes} nodes")
+    return line.append(f"  {_becomes(site)}")
+
+
+def _becomes(site: SiteReport) -> str:
+    """``2560 nodes become 43 with ChunkGatedDeltaRule``; of a site that stays, how many it has."""
+    if not site.op:
+        return number(site.nodes, "node")
+    return f"{number(site.removed, 'node')} {'becomes' if site.removed == 1 else 'become'} {site.added} with {site.op}"
 
 
 def _facts(site: SiteReport) -> Iterator[Text]:
@@ -82,7 +90,10 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
 
 def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]:
     """One site in detail, a fact a line."""
-    yield f"status: {status_text(site)}, {number(site.nodes, 'node')}" + (f" become {site.op}" if site.op else "")
+    yield f"status: {status_text(site)}, {_becomes(site)}"
+    if site.op:
+        gone = "what nothing else needs goes with it, what several sites share with the first"
+        yield f"nodes: {site.nodes} from its operands to its results; {gone}"
     if site.match is not None:
         yield from _known(site.match)
         text = recurrence_text(site.match, formulas.get(site.match.rule, ""))
@@ -92,7 +103,8 @@ def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]
     if site.reason is not None:
         yield f"{site.reason.code}: {site.reason.what}"
         yield f"  fix: {site.reason.fix}"
-        yield from (f"{what}: {name} {kind}".rstrip() for what, name, kind in site.looked)
+        for one in site.looked:
+            yield f"{one.kind} {one.number}: {one.name} {tensor_text(one.dtype, one.shape)}".rstrip()
         yield from _distances(site.reason.nearest, site.reason.code)
     yield from (f"note: {note}" for note in site.notes)
 

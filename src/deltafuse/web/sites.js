@@ -5,7 +5,7 @@ function siteLine(line, index, fill) {
   const part = (text, kind) => (text ? el("span", { class: kind }, text) : null);
   const summary = el("summary", {},
     part(line.name, "path"), part(line.status, `status ${line.status}`), part(line.op, "path"),
-    part([line.rule, line.form].filter(Boolean).join(", "), "soft"), part(count(line.nodes, "node"), "soft"),
+    part([line.rule, line.form].filter(Boolean).join(", "), "soft"), part(line.op ? becomes(line.removed, line.added) : count(line.nodes, "node"), "soft"),
     line.reason ? el("code", {}, line.reason) : null);
   const site = el("details", { class: "site", id: `site-${index}`, ontoggle: () => {
     if (!site.open || site.dataset.filled) return;
@@ -13,6 +13,11 @@ function siteLine(line, index, fill) {
     fill(site, index);
   } }, summary);
   return site;
+}
+
+/** How many nodes go from the file with a site, and how many come in its place. */
+function becomes(removed, added) {
+  return `${count(removed, "node")} become${removed === 1 ? "s" : ""} ${added.toLocaleString("en")}`;
 }
 
 /** The sections of one site. */
@@ -86,7 +91,7 @@ function target(site) {
   const ports = [...emitted.inputs.map((port) => ["input", ...port]), ...emitted.outputs.map((port) => ["output", ...port])]
     .map(([kind, port, name, type]) => [kind, port, name || "(absent)", type]);
   return [el("h3", {}, "Target node"),
-    facts([["node", el("span", { class: "path" }, emitted.node)], ["operator", `${emitted.type} (${emitted.domain})`], ["nodes", `${emitted.nodes} with what is around it`]]),
+    facts([["node", el("span", { class: "path" }, emitted.node)], ["operator", `${emitted.type} (${emitted.domain})`], ["nodes", `${becomes(site.nodes_removed, site.nodes_added)}, the operator and what is around it`]]),
     table(["", "port", "tensor", "type"], ports, [2, 3]),
     emitted.attributes.length ? table(["attribute", "value"], emitted.attributes, [0, 1]) : null,
     emitted.casts.length ? table(["cast", "to", "gives"], emitted.casts.map(([from, to, type]) => [from, type, to]), [0, 2]) : el("p", { class: "soft" }, "No casts."),
@@ -101,11 +106,12 @@ function notes(site) {
 function drawn(site, pictures) {
   const views = [["Before", site.before], ["After", site.after]].filter(([, use]) => use);
   if (!views.length) return [];
-  return [el("h3", {}, "Graph"), ...views.flatMap(([title, use]) => {
+  const said = site.op ? `Before shows what computes its results. ${count(site.nodes_removed, "node")} ${site.nodes_removed === 1 ? "goes" : "go"} from the file with it: what nothing else needs; what several sites share goes with the first. What others read stays.` : "";
+  return [el("h3", {}, "Graph"), said ? el("p", { class: "soft" }, said) : null, ...views.flatMap(([title, use]) => {
     const picture = pictures[use.picture];
     const said = use.foreign ? [el("p", { class: "soft" }, `Names are those of ${picture.site}, whose graph is the same.`)] : [];
     return [...said, pictureView(`${title} (${site.name})`, picture, namesFor(picture, use))];
-  })];
+  })].filter(Boolean);
 }
 
 /** What the nodes of a picture are called in one of the sites that look like it. */
