@@ -49,7 +49,7 @@ ROOMS = (
         "tables, JSON documents, HTML pages, made from the dataclasses that stages hand on",
         "how a value in a report came about",
         ("report*", "tables*", "html*", "plots", "notes", "outcome", "reasons", "page*", "picture",
-         "layer_map", "evidence", "operator_counts", "wording"),
+         "layer_map", "evidence", "operator_counts", "wording", "explaining"),
     ),
     Room(
         "The file",

@@ -62,7 +62,10 @@ def test_options_of_a_command_complete(command: str) -> None:
         (["lower", "--rounding"], "", ["on", "off"]),
         (["m.onnx", "--batch"], "", []),
         (["--show-completion"], "z", ["zsh"]),
-        (["targets"], "", []),
+        (["targets"], "", ["ascend-310p", "ascend-a2", "onnx", "ort", FILES]),
+        (["targets"], "or", ["ort", FILES]),
+        (["explain"], "pair-n", ["pair-none"]),
+        (["explain", "pair-none"], "not-the-", ["not-the-rule"]),
     ],
 )
 def test_values_of_options_complete(before: list[str], typed: str, offered: list[str]) -> None:

@@ -13,7 +13,7 @@ import docs_reasons
 import docs_reports
 import docs_rooms
 import export_unfused
-from deltafuse import cli, targets
+from deltafuse import cli, explaining, targets
 from deltafuse.demo import write_demo
 from deltafuse.parsers import EXITS
 from deltafuse.report import failure
@@ -89,7 +89,7 @@ def test_no_page_makes_a_browser_ask_another_host(html: str, fetches: bool) -> N
 
 def test_every_reason_is_listed_with_where_it_arises() -> None:
     text = docs_reasons.reasons()
-    codes = docs_reasons.texts()
+    codes = explaining.texts()
     assert [code for code in codes if text.count(f"`{code}`{{ #{code} }}") != 1] == []
     assert set(docs_reasons.places()) == set(codes)
     assert "| `head-size`{ #head-size } | the key head size is {key&#95;dim}" in text

@@ -155,16 +155,6 @@ def _demo(given: argparse.Namespace) -> int:
     return show(given.json, {"files": list(demo.files), "commands": list(demo.commands)}, lines)
 
 
-def _targets(given: argparse.Namespace) -> int:
-    from deltafuse import targets
-    from deltafuse.targets.listing import LEGEND, MARKS, lines_of, target_document
-
-    profiles = [targets.get(name) for name in targets.names()]
-    lines = [line for profile in profiles for line in lines_of(profile)]
-    document = {"targets": [target_document(profile) for profile in profiles], "marks": MARKS}
-    return show(given.json, document, [*lines, LEGEND])
-
-
 def _lint(given: argparse.Namespace) -> int:
     from deltafuse.lint import lint
 
@@ -178,32 +168,10 @@ def _lint(given: argparse.Namespace) -> int:
     return report.exit
 
 
-def _patterns(given: argparse.Namespace) -> int:
-    from deltafuse import targets
-    from deltafuse.patterns import loaded
+def _list(name: str, given: argparse.Namespace) -> int:
+    from deltafuse import commands_lists
 
-    found = loaded(given.patterns)
-    profiles = [targets.get(name) for name in targets.names()]
-    on = {entry.name: [p.name for p in profiles if entry.default or entry.operator in p.ordinary] for entry in found}
-    rows = [
-        {
-            "name": entry.name,
-            "kind": entry.kind,
-            "default": entry.default,
-            "targets": on[entry.name],
-            "summary": entry.summary,
-        }
-        for entry in found
-    ]
-    if given.json:
-        return show(True, {"patterns": rows}, ())
-    from deltafuse.tables import columns
-
-    cells = [
-        (entry.name, entry.kind, "on" if entry.default else ", ".join(on[entry.name]) or "off", entry.summary)
-        for entry in found
-    ]
-    return show(False, {}, list(columns(("rule", "kind", "default", "what it is"), cells)))
+    return commands_lists.LISTS[name](given)
 
 
 def _version(given: argparse.Namespace) -> int:
@@ -262,8 +230,9 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "lower": _lower,
     "demo": _demo,
     "lint": _lint,
-    "targets": _targets,
-    "patterns": _patterns,
+    "targets": lambda given: _list("targets", given),
+    "patterns": lambda given: _list("patterns", given),
+    "explain": lambda given: _list("explain", given),
     "version": _version,
     "doctor": _doctor,
     "completion": _completion,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ __all__ = ["FILES", "answer", "candidates"]
 
 #: Says that a path may stand there.
 FILES = ":files"
+#: A code as it is written: a key with a text beside it, a text by its key, an error.
+_CODE = re.compile(
+    r'(?:TEXTS\[|UserError\(\s*)"([a-z][a-z0-9-]*)"|^\s*"([a-z][a-z0-9-]*)":\s*\(?\s*f?"[^"]* ', re.MULTILINE
+)
 
 
 def answer(environment: Mapping[str, str] | None = None) -> int:
@@ -47,7 +52,8 @@ def candidates(before: Sequence[str], current: str) -> list[str]:
     found = list(_values(open_action)) if open_action is not None else []
     if open_action is None or (open_action.nargs in ("+", "?") and typed.startswith("-")):
         found = list(_words(parser, typed, first=not before))
-    return [one if one == FILES else f"{stem}{one}" for one in found if one == FILES or one.startswith(typed)]
+    fitting = (one for one in dict.fromkeys(found) if one == FILES or one.startswith(typed))
+    return [one if one == FILES else f"{stem}{one}" for one in fitting]
 
 
 def _words(parser: argparse.ArgumentParser, typed: str, *, first: bool) -> Iterator[str]:
@@ -56,8 +62,9 @@ def _words(parser: argparse.ArgumentParser, typed: str, *, first: bool) -> Itera
         return
     if first:
         yield from PARSERS
-    if any(not action.option_strings for action in parser._actions):  # pyright: ignore[reportPrivateUsage]
-        yield FILES
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        if not action.option_strings:
+            yield from _values(action)
 
 
 def _open(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Action | None:
@@ -85,6 +92,8 @@ def _values(action: argparse.Action) -> Iterator[str]:
 
         yield from TARGETS
         yield FILES
+    elif action.dest == "codes":
+        yield from _codes()
     elif action.dest == "rules":
         yield from _rules()
     elif action.dest in ("install_completion", "show_completion"):
@@ -99,6 +108,16 @@ def _values(action: argparse.Action) -> Iterator[str]:
 
 def _rules() -> list[str]:
     """Names of the shipped patterns, which are those of their files."""
+    return sorted(path.stem for path in _patterns().glob("[!_]*.py"))
+
+
+def _patterns() -> Path:
     inside = Path(__file__).parent / "_patterns"
-    folder = inside if inside.is_dir() else Path(__file__).parents[2] / "patterns"
-    return sorted(path.stem for path in folder.glob("[!_]*.py"))
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "patterns"
+
+
+def _codes() -> list[str]:
+    """Reason and error codes, as they are written; see `deltafuse.explaining` for what they mean."""
+    files = {*Path(__file__).parent.rglob("*.py"), *_patterns().glob("*.py")}
+    texts = (path.read_text(encoding="utf-8") for path in files)
+    return sorted({one[1] or one[2] for text in texts for one in _CODE.finditer(text)})

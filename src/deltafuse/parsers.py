@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import get_args
 
 from deltafuse.completion_scripts import SHELLS
-from deltafuse.errors import UserError
 from deltafuse.options import (
     DEFAULT_TARGET,
     DEFAULT_TIMEOUT,
@@ -21,17 +19,11 @@ from deltafuse.options import (
     Operator,
     RecordMode,
 )
-from deltafuse.parsers_types import count, pin, seconds, swallowed
+from deltafuse.parsers_base import EXITS, Parser, parser_of
+from deltafuse.parsers_lists import demo_parser, doctor_parser, explain_parser, patterns_parser, targets_parser
+from deltafuse.parsers_types import count, pin, seconds
 from deltafuse.parsers_verify import add_verify
 
-EXITS = """\
-exit codes:
-  0  done
-  1  something you can mend: a bad file, a bad option
-  2  a bug of ours
-  3  no site matched, or the model is fused already, or there is nothing to lower; nothing was written
-  4  sites are refused, or near misses beside others; nothing was written (with --keep-going what matched is: 0)
-  5  verify found a difference, or lint a fault"""
 COMMANDS = """\
 commands (fuse COMMAND --help tells more):
   inspect    show the sites of a model, write nothing
@@ -40,47 +32,10 @@ commands (fuse COMMAND --help tells more):
   lower      turn fused nodes into plain operators that onnxruntime runs
   demo       write two small models to try things on
   lint       look over the fused nodes of any file, write nothing
-  targets    list the targets and their limits
+  targets    list the targets and their limits, or one in detail
   patterns   list what is looked for
+  explain    say what a reason code or an error code means
   doctor     see whether what is installed works, and how to mend it"""
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ours: exit 1, and JSON where JSON was asked for."""
-
-    def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
-        """As argparse does, and tells a misspelt option which one may be meant."""
-        try:
-            given, unknown = self.parse_known_args(args)
-        except UserError as error:
-            if not (taken := swallowed(self.prog, self._option_string_actions, args)) or "required" not in str(error):
-                raise
-            self.error(taken)
-        options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        if options:
-            near = difflib.get_close_matches(options[0], self._option_string_actions, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            self.error(f"there is no option {options[0]}{hint}")
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return given
-
-    def error(self, message: str) -> NoReturn:
-        """Raises what argparse would exit with 2 for."""
-        raise UserError("usage", f"{message}; see `{self.prog} --help`")
-
-
-def _parser(prog: str, usage: str, description: str, epilog: str | None = None) -> Parser:
-    parser = Parser(
-        prog=prog,
-        usage=usage,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
-    return parser
 
 
 def _add_list(
@@ -140,7 +95,8 @@ def plain_parser() -> Parser:
     """``fuse MODEL -o OUT``."""
     usage = "fuse MODEL -o OUT [options]\n       fuse COMMAND ..."
     text = "Find gated delta rules in an ONNX model, prove them, and replace each with one fused operator."
-    parser = _parser("fuse", usage, text, f"{COMMANDS}\n\n{EXITS}\n\nA model named like a command is given as ./NAME.")
+    epilog = f"{COMMANDS}\n\n{EXITS}\n\nA model named like a command is given as ./NAME."
+    parser = parser_of("fuse", usage, text, epilog)
     _add_search(parser)
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="OUT", help="the file to write; a new folder where MODEL is one")
@@ -163,7 +119,8 @@ def plain_parser() -> Parser:
 
 def inspect_parser() -> Parser:
     """``fuse inspect MODEL``."""
-    parser = _parser("fuse inspect", "fuse inspect MODEL [options]", "Show the sites of a model; write nothing.", EXITS)
+    text = "Show the sites of a model; write nothing."
+    parser = parser_of("fuse inspect", "fuse inspect MODEL [options]", text, EXITS)
     _add_search(parser, detail=True)
     add = parser.add_argument
     _add_outside(parser)
@@ -193,7 +150,7 @@ def verify_parser() -> Parser:
         "       fuse verify --prefill UNFUSED FUSED --decode UNFUSED FUSED --rollout N [--prompt NPY] [options]"
     )
     text = "Compare each fused site with the nodes it replaced, both whole models, and what they say token by token."
-    parser = _parser("fuse verify", usage, text, EXITS)
+    parser = parser_of("fuse verify", usage, text, EXITS)
     add = parser.add_argument
     add("unfused", metavar="UNFUSED", type=Path, nargs="?", help="the model as exported, or a folder of them")
     add("fused", metavar="FUSED", type=Path, nargs="?", help="what fuse made of it; of a folder, the folder it wrote")
@@ -209,7 +166,7 @@ def verify_parser() -> Parser:
 def rollback_parser() -> Parser:
     """``fuse rollback FUSED -o MODEL``."""
     text = "Give back the model a fused one was made from, byte for byte; later edits are kept."
-    parser = _parser("fuse rollback", "fuse rollback FUSED -o MODEL [options]", text, EXITS)
+    parser = parser_of("fuse rollback", "fuse rollback FUSED -o MODEL [options]", text, EXITS)
     add = parser.add_argument
     add("fused", metavar="FUSED", type=Path, help="the fused model, or a folder of them; never written")
     add("-o", "--output", type=Path, required=True, metavar="MODEL", help="the file to write, or a new folder")
@@ -223,7 +180,7 @@ def rollback_parser() -> Parser:
 def lower_parser() -> Parser:
     """``fuse lower FUSED -o RUNNABLE``."""
     text = "Turn fused nodes into plain operators, so that onnxruntime runs the file; all else stays as it is."
-    parser = _parser("fuse lower", "fuse lower FUSED -o RUNNABLE [options]", text, EXITS)
+    parser = parser_of("fuse lower", "fuse lower FUSED -o RUNNABLE [options]", text, EXITS)
     add = parser.add_argument
     add("fused", metavar="FUSED", type=Path, help="the fused model; it is never written")
     add("-o", "--output", type=Path, required=True, metavar="RUNNABLE", help="the file to write")
@@ -245,45 +202,12 @@ def lower_parser() -> Parser:
     return parser
 
 
-def demo_parser() -> Parser:
-    """``fuse demo DIR``."""
-    parser = _parser("fuse demo", "fuse demo DIR [--json]", "Write two small unfused models, with inputs and outputs.")
-    parser.add_argument("folder", metavar="DIR", type=Path, help="folder to write into; made if need be")
-    return parser
-
-
 def lint_parser() -> Parser:
     """``fuse lint FUSED``."""
     text = "Look over the fused nodes of a file, whoever wrote it, against a target's profile; needs no weights."
-    parser = _parser("fuse lint", "fuse lint FUSED [--target NAME] [--json]", text, EXITS)
+    parser = parser_of("fuse lint", "fuse lint FUSED [--target NAME] [--json]", text, EXITS)
     parser.add_argument("fused", metavar="FUSED", type=Path, help="the file to look over; it is never written")
     parser.add_argument("--target", metavar="NAME", help="whose profile (default: those that the nodes are of)")
-    return parser
-
-
-def targets_parser() -> Parser:
-    """``fuse targets``."""
-    text = "List the targets and what each cannot do (V seen in a file, S read in source, A assumed)."
-    return _parser("fuse targets", "fuse targets [--json]", text)
-
-
-def doctor_parser() -> Parser:
-    """``fuse doctor``."""
-    text = "See whether what is installed does what fuse and its targets need, and how to mend what does not."
-    parser = _parser("fuse doctor", "fuse doctor [--target NAME] [--json]", text, EXITS)
-    what = "this target alone; what it lacks is to be mended, save what only its device can have"
-    parser.add_argument("--target", metavar="NAME", help=what)
-    return parser
-
-
-def patterns_parser() -> Parser:
-    """``fuse patterns``."""
-    parser = _parser(
-        "fuse patterns",
-        "fuse patterns [--patterns DIR] [--json]",
-        "List the patterns: kind, whether on by default, what each is.",
-    )
-    _add_list(parser, "DIR", "a folder of further patterns", "--patterns", kind=Path)
     return parser
 
 
@@ -297,4 +221,5 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "targets": targets_parser,
     "patterns": patterns_parser,
     "doctor": doctor_parser,
+    "explain": explain_parser,
 }

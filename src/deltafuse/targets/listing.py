@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from deltafuse.targets.profile import BOUNDARIES, Operator, Profile
+from deltafuse.probing import short_dtype
+from deltafuse.targets.profile import BOUNDARIES, Operator, Port, Profile
 
 _DTYPES = {dtype: name for name, dtype in BOUNDARIES.items()}
 
@@ -30,6 +31,30 @@ def lines_of(profile: Profile) -> Iterator[str]:
         owners = [one.op for one in profile.operators if limit in one.limits and limit not in shared]
         of = f" ({', '.join(dict.fromkeys(owners))})" if owners else ""
         yield f"  {limit.mark}  {limit.code}{of}: {limit.fact}"
+
+
+def details_of(profile: Profile) -> Iterator[str]:
+    """One profile in full: its limits and what it needs, then each operator with its ports and attributes."""
+    yield from lines_of(profile)
+    if profile.opset is not None:
+        yield f"  opset: {profile.opset[0] or 'ai.onnx'} {profile.opset[1]}"
+    for one in (*profile.operators, *profile.others):
+        yield f"operator {one.op}, signature {one.signature}: {one.domain or 'ai.onnx'} {one.op_type}"
+        yield from _ports("input", one.inputs)
+        yield from _ports("output", one.outputs)
+        for rule in one.attributes:
+            value = "" if rule.value is None else f" = {rule.value!r}"
+            yield f"  attribute {rule.name}{value}{'' if rule.required else ', optional'}"
+        if one.limits:
+            yield f"  limits of it alone: {', '.join(limit.code for limit in one.limits)}"
+
+
+def _ports(kind: str, ports: Sequence[Port]) -> Iterator[str]:
+    for number, port in enumerate(ports, 1):
+        marks = [*(["optional"] if port.optional else []), *(["a constant of the file"] if port.constant else [])]
+        types = [_DTYPES.get(dtype) or short_dtype(dtype) for dtype in port.dtypes] or ["the boundary's type"]
+        layout = f" {port.layout}" if port.layout else ""
+        yield f"  {kind} {number} {port.name}{layout}: {', '.join([' or '.join(types), *marks])}"
 
 
 def target_document(profile: Profile) -> dict[str, Any]:

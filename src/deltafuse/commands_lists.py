@@ -1,0 +1,91 @@
+"""The commands that list and explain: targets, patterns, codes."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Iterator
+
+from deltafuse.commands import show
+from deltafuse.errors import UserError
+from deltafuse.explaining import Explained, explained
+from deltafuse.patterns import loaded
+from deltafuse.report import SCHEMA, write
+from deltafuse.tables import columns, console
+from deltafuse.targets import get, names
+from deltafuse.targets.listing import LEGEND, MARKS, details_of, lines_of, target_document
+from deltafuse.wording import number
+
+
+def targets(given: argparse.Namespace) -> int:
+    """``fuse targets``."""
+    profiles = [get(given.target)] if given.target else [get(name) for name in names()]
+    lines = [line for one in profiles for line in (details_of(one) if given.target else lines_of(one))]
+    if not given.target:
+        lines.append("fuse targets NAME shows one in detail, its operators with all ports")
+    document = {"targets": [target_document(profile) for profile in profiles], "marks": MARKS}
+    return show(given.json, document, [*lines, LEGEND])
+
+
+def patterns(given: argparse.Namespace) -> int:
+    """``fuse patterns``."""
+    found = loaded(given.patterns)
+    profiles = [get(name) for name in names()]
+    on = {entry.name: [p.name for p in profiles if entry.default or entry.operator in p.ordinary] for entry in found}
+    rows = [
+        {
+            "name": entry.name,
+            "kind": entry.kind,
+            "default": entry.default,
+            "targets": on[entry.name],
+            "summary": entry.summary,
+        }
+        for entry in found
+    ]
+    if given.json:
+        return show(True, {"patterns": rows}, ())
+    cells = [
+        (entry.name, entry.kind, "on" if entry.default else ", ".join(on[entry.name]) or "off", entry.summary)
+        for entry in found
+    ]
+    return show(False, {}, list(columns(("rule", "kind", "default", "what it is"), cells)))
+
+
+def explain(given: argparse.Namespace) -> int:
+    """``fuse explain``."""
+    found = explained(given.codes)
+    if given.codes and not found:
+        raise _unknown(given.codes[0])
+    if given.json:
+        write({"schema": SCHEMA, "exit": 0, "error": None, "codes": [_document(one) for one in found]})
+        return 0
+    screen = console()
+    for one in found:
+        for line in _lines(one) if given.codes else (f"{one.code} ({one.kind}): {'; '.join(one.texts[:1])}",):
+            screen.print(line)
+    if not given.codes:
+        screen.print(f"{number(len(found), 'code')}; fuse explain CODE tells what to do and where it comes from")
+    return 0
+
+
+def _unknown(code: str) -> UserError:
+    near = difflib.get_close_matches(code, sorted({one.code for one in explained()}), 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "see the list of `fuse explain`"
+    return UserError("unknown-code", f"there is no code {code!r}; {hint}")
+
+
+def _document(one: Explained) -> dict[str, object]:
+    texts, places = list(one.texts), list(one.places)
+    return {"code": one.code, "kind": one.kind, "texts": texts, "fix": one.fix, "from": places}
+
+
+def _lines(one: Explained) -> Iterator[str]:
+    """One code in full; what stands in braces is filled in when it is shown."""
+    yield f"{one.code}, {'a reason' if one.kind == 'reason' else 'an error, exit 1'}"
+    yield from (f"  {text}" for text in one.texts or ("what is the matter is worked out where it arises",))
+    if one.fix:
+        yield f"  fix: {one.fix}"
+    yield f"  from: {', '.join(one.places)}"
+
+
+LISTS: dict[str, Callable[[argparse.Namespace], int]] = {"targets": targets, "patterns": patterns, "explain": explain}

@@ -1,0 +1,66 @@
+"""What all parsers have: complaints that are ours, ``--json``, the exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import NoReturn
+
+from deltafuse.errors import UserError
+from deltafuse.parsers_types import swallowed
+
+EXITS = """\
+exit codes:
+  0  done
+  1  something you can mend: a bad file, a bad option
+  2  a bug of ours
+  3  no site matched, or the model is fused already, or there is nothing to lower; nothing was written
+  4  sites are refused, or near misses beside others; nothing was written (with --keep-going what matched is: 0)
+  5  verify found a difference, or lint a fault"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are ours: exit 1, and JSON where JSON was asked for."""
+
+    def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        """As argparse does, and tells a misspelt option which one may be meant."""
+        try:
+            given, unknown = self.parse_known_args(args)
+        except UserError as error:
+            if not (taken := swallowed(self.prog, self._option_string_actions, args)) or "required" not in str(error):
+                raise
+            self.error(taken)
+        options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        if options:
+            near = difflib.get_close_matches(options[0], self._option_string_actions, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            self.error(f"there is no option {options[0]}{hint}")
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return given
+
+    def error(self, message: str) -> NoReturn:
+        """Raises what argparse would exit with 2 for."""
+        raise UserError("usage", f"{message}; see `{self.prog} --help`")
+
+
+def parser_of(prog: str, usage: str, description: str, epilog: str | None = None) -> Parser:
+    """A parser that has ``--json``.
+
+    Args:
+        prog: the command.
+        usage: its form.
+        description: what it does.
+        epilog: what stands after the options.
+    """
+    parser = Parser(
+        prog=prog,
+        usage=usage,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
+    return parser

@@ -1,0 +1,92 @@
+"""``fuse explain``: what codes mean; ``fuse targets NAME``: one target in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conftest import Outcome
+from deltafuse import targets
+from deltafuse.completion import candidates
+from deltafuse.explaining import explained, texts
+
+Fuse = Callable[..., Outcome]
+
+
+def test_a_reason_is_told_with_its_fix_and_its_place(fuse: Fuse) -> None:
+    shown = fuse("explain", "not-the-rule").out.splitlines()
+    what, _, fix = texts()["not-the-rule"].rpartition("; ")
+    assert shown == ["not-the-rule, a reason", f"  {what}", f"  fix: {fix}", "  from: deltafuse/search.py"]
+
+
+def test_an_error_is_told_with_its_messages(fuse: Fuse) -> None:
+    shown = fuse("explain", "bad-regex").out
+    assert shown.startswith("bad-regex, an error, exit 1\n  {text} is not a regular expression ({error}): put a ")
+    assert shown.endswith("  from: deltafuse/probing.py\n")
+
+
+def test_a_code_of_a_pattern_comes_from_its_file(fuse: Fuse) -> None:
+    (one,) = fuse("explain", "read-before-update", "--json").document["codes"]
+    assert one["from"][0].startswith(("patterns/", "deltafuse/"))
+    assert one["texts"] == ["the output reads the state before it is updated"]
+
+
+def test_without_a_code_all_are_listed(fuse: Fuse) -> None:
+    listed = fuse("explain", "--json").document["codes"]
+    reasons = {one["code"] for one in listed if one["kind"] == "reason"}
+    assert reasons == set(texts())
+    assert {"bad-regex", "unknown-code", "usage"} <= {one["code"] for one in listed if one["kind"] == "error"}
+    assert all(one["from"] for one in listed)
+    lines = fuse("explain").out.splitlines()
+    assert len(lines) == len(listed) + 1
+    assert lines[-1].startswith(f"{len(listed)} codes; ")
+
+
+def test_patterns_of_codes_and_several_codes(fuse: Fuse) -> None:
+    shown = fuse("explain", "pin-*", "bad-regex", "--json").document["codes"]
+    codes = [one["code"] for one in shown]
+    assert codes == sorted(codes)
+    assert {"bad-regex", "pin-bound", "pin-static"} <= set(codes)
+    assert all(code.startswith("pin-") or code == "bad-regex" for code in codes)
+
+
+def test_one_code_reads_few_files_and_says_the_same() -> None:
+    assert explained(["static-batch"]) == explained(["static-batch*"])
+
+
+def test_a_misspelt_code_names_the_nearest(fuse: Fuse) -> None:
+    done = fuse("explain", "not-the-rle", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "unknown-code")
+    assert "did you mean not-the-rule" in done.document["error"]["text"]
+    assert "see the list of `fuse explain`" in fuse("explain", "qqqqqq").err
+
+
+def test_completion_offers_every_code() -> None:
+    offered = set(candidates(["explain"], ""))
+    assert {one.code for one in explained()} - offered == set()
+
+
+@pytest.mark.parametrize("name", targets.names())
+def test_a_target_is_shown_in_detail(fuse: Fuse, name: str) -> None:
+    profile, shown = targets.get(name), fuse("targets", name).out
+    for needed in profile.requires:
+        assert f"needs {needed.package} {needed.version}" in shown
+    for limit in profile.limits:
+        assert f"{limit.code}" in shown
+    for one in (*profile.operators, *profile.others):
+        assert f"operator {one.op}, signature {one.signature}: " in shown
+        for port in (*one.inputs, *one.outputs):
+            assert f" {port.name}" in shown
+        for rule in one.attributes:
+            assert f"  attribute {rule.name}" in shown
+    others = [other for other in targets.names() if other != name]
+    assert not any(line.startswith(f"{other}:") for line in shown.splitlines() for other in others)
+
+
+def test_a_target_in_detail_as_json_and_an_unknown_one(fuse: Fuse) -> None:
+    (one,) = fuse("targets", "ort", "--json").document["targets"]
+    assert (one["name"], one["operators"][0]["op"]) == ("ort", "LinearAttention")
+    assert len(fuse("targets", "--json").document["targets"]) == len(targets.names())
+    done = fuse("targets", "orr", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "unknown-target")
