@@ -57,7 +57,7 @@ ROOMS = (
         "what a rule is",
         (
             "wire", "scanner", "lockstep", "protobuf", "messages", "tensors", "edits", "composing", "external",
-            "locations", "copies", "files", "turns", "sidecars", "ragged", "sanity", "probing", "nesting",
+            "locations", "copies", "files", "turns", "sidecars", "ragged", "sanity", "probing", "near_names", "nesting",
         ),
     ),
     Room(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
@@ -13,6 +14,7 @@ from deltafuse import pipeline, probing
 from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.probing import NodeRow, TensorRow, listing
+from deltafuse.tables_listing import print_listing
 from exports import export
 
 GRAPH = """<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1], producer_name: "hand">
@@ -140,7 +142,7 @@ def test_nodes_and_operators_narrow_each_other(small):
 
 def test_what_holds_subgraphs_is_noted(small):
     found = listing(small, ops=["If"])
-    assert found.notes == ("1 nodes have subgraphs (If, Loop, Scan), whose nodes and tensors are not listed",)
+    assert found.notes == ("1 node has subgraphs (If, Loop, Scan), whose nodes and tensors are not listed",)
     assert (found.node_count, found.opsets, found.ir_version) == (8, {"": 17, "com.microsoft": 1}, 9)
     assert found.producer == "hand"
 
@@ -221,7 +223,7 @@ def test_tables_alone_prove_nothing(fuse, monkeypatch):
     assert lines[0].split() == ["tensor", "dtype", "shape", "bytes", "written", "by", "readers", "external", "data"]
     assert [line.split()[0] for line in lines[1:4]] == ["past_conv_states", "past_recurrent_states", "past_kv_cache"]
     assert "float32  [3, batch, 4, 16, 16]" in lines[2]
-    assert lines[-1] == "1769 nodes; 3 tensors listed; 34 nodes listed; opset ai.onnx 17"
+    assert lines[-1] == "1769 nodes in the main graph; 3 tensors listed; 34 nodes listed; opset ai.onnx 17"
 
 
 def test_each_table_has_a_key_of_its_own(fuse, small):
@@ -247,6 +249,47 @@ def test_the_shape_of_a_scalar_and_of_an_open_axis_can_be_told_apart(fuse, small
     assert cells["one"][1:3] == ["float32", "[]"]
     assert cells["mystery"][1:3] == ["?", "?"]
     assert cells["logits"][-3:] == ["0", "+", "output"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (["--tensors", "recurent_states"], "did you mean past_recurrent_states or "),
+        (["--tensors", "PAST_KV"], "without regard to case it is 1, e.g. past_kv_cache: write '(?i)PAST_KV'"),
+        (["--nodes", "Sigmoid_99999"], "did you mean /model/layers.0/linear_attn/Sigmoid"),
+        (["--nodes", "^zzzzzzzz$"], "no node has a name that '^zzzzzzzz$' matches\n"),
+        (["--op", "matmull"], "no node has the operator matmull; did you mean MatMul or Mul?"),
+    ],
+)
+def test_what_nothing_matches_says_what_may_be_meant(fuse, arguments, note):
+    done = fuse("inspect", export("full_decode_ts17").path, *arguments)
+    assert done.exit == 0
+    assert note in done.out
+    assert "written by" not in done.out
+    assert "inputs" not in done.out
+
+
+class Terminal(io.StringIO):
+    """A terminal of 60 characters."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_that_is_too_narrow_gets_blocks(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = Terminal()
+    print_listing(listing(export("full_decode_ts17").path, tensors="^past_rec", ops=["Softmax"]), out)
+    lines = out.getvalue().splitlines()
+    assert lines[:3] == [
+        "past_recurrent_states",
+        "  dtype float32  shape [3, batch, 4, 16, 16]",
+        "  written by input  readers 3",
+    ]
+    assert lines[4].startswith("node ")
+    assert lines[5].startswith("  operator Softmax")
+    assert "operator  count" in lines
+    assert lines[-1] == "1769 nodes in the main graph; 1 tensor listed; 1 node listed; opset ai.onnx 17"
 
 
 def test_tables_and_sites_in_one_document(fuse):

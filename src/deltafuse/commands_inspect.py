@@ -94,7 +94,7 @@ def _list(given: argparse.Namespace, types: Sequence[str]) -> Document:
     found = listing(given.model, tensors=given.tensors, nodes=given.nodes, ops=types)
     if given.json:
         return listing_document(found)
-    from deltafuse.tables import print_listing
+    from deltafuse.tables_listing import print_listing
 
     print_listing(found, sys.stdout)
     return {}

@@ -21,9 +21,11 @@ from deltafuse.dtypes import dtype_name
 from deltafuse.errors import UserError
 from deltafuse.fused import fused_type
 from deltafuse.graph import Graph
+from deltafuse.near_names import unmatched
 from deltafuse.shapes import Shapes
 from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model, scan
+from deltafuse.wording import number
 
 __all__ = ["Kind", "Listing", "NodeRow", "TensorRow", "listing"]
 
@@ -125,6 +127,9 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
     found_tensors = found_nodes = counts = None
     if wanted_tensors is not None:
         found_tensors = _tensors(model, wanted_tensors, notes)
+        if not found_tensors and tensors:
+            names = [graph.name(value) for value in range(1, len(graph.value_names))]
+            notes.append(unmatched("tensor", tensors, names))
     if wanted_nodes is not None or ops:
         found_nodes = _with_shapes(model, tuple(_nodes(graph, wanted_nodes or re.compile(""), ops)), notes)
         named = [_names(graph, row.index) for row in found_nodes]
@@ -132,9 +137,12 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
         exact = {op: 0 for op in ops if not set(op) & set("*?[") and not any(op in names for names in named)}
         counts = dict(counted.most_common()) | exact
         notes += _unknown(graph, ops)
+        if nodes and not any(_nodes(graph, re.compile(nodes), ())):
+            notes.append(unmatched("node", nodes, [graph.label(node) for node in range(len(graph.op))]))
     held = sum(op in _CONTROL for op in graph.op)
     if held:
-        notes.append(f"{held} nodes have subgraphs (If, Loop, Scan), whose nodes and tensors are not listed")
+        have = f"{number(held, 'node')} {'has' if held == 1 else 'have'}"
+        notes.append(f"{have} subgraphs (If, Loop, Scan), whose nodes and tensors are not listed")
     return Listing(
         str(path), model.producer, model.ir_version, dict(model.opset_imports), len(graph.op),
         found_tensors, found_nodes, counts, tuple(notes),
@@ -146,7 +154,8 @@ def _unknown(graph: Graph, ops: Sequence[str]) -> Iterator[str]:
     known = {name for index in range(len(graph.op)) for name in _names(graph, index)} if ops else set[str]()
     for op in ops:
         if not any(fnmatchcase(name, op) for name in known):
-            near = difflib.get_close_matches(op, sorted(known), 3)
+            folded = {name.casefold(): name for name in sorted(known)}
+            near = [folded[name] for name in difflib.get_close_matches(op.casefold(), folded, 3)]
             yield f"no node has the operator {op}" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -18,7 +18,6 @@ from deltafuse.wording import grouped, number, of_sites
 
 if TYPE_CHECKING:
     from deltafuse.lint import LintReport
-    from deltafuse.probing import Listing, NodeRow, TensorRow
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
 LEFT_OUT = "left out"
@@ -28,9 +27,6 @@ OPERATORS = 8
 PIPED_WIDTH = 100_000
 
 SITE_COLUMNS = ("site", "status", "rule", "form", "operator", "nodes", "dims", "scale", "l2 norm", "tokens", "error")
-
-TENSOR_COLUMNS = ("tensor", "dtype", "shape", "bytes", "written by", "readers", "external data")
-NODE_COLUMNS = ("node", "operator", "name", "inputs", "outputs", "shapes")
 
 
 def console() -> Console:
@@ -143,55 +139,11 @@ def sentences(report: FuseReport, *, reasons: bool = True) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def print_listing(listing: Listing, out: TextIO) -> None:
-    """The tables of ``inspect --tensors --nodes --op``: plain text, since a graph may have 200,000 rows."""
-    parts: list[Iterator[str]] = []
-    if listing.tensors is not None:
-        parts.append(columns(TENSOR_COLUMNS, [_tensor_row(row) for row in listing.tensors]))
-    if listing.nodes is not None:
-        parts.append(columns(NODE_COLUMNS, [_node_row(row) for row in listing.nodes]))
-    if listing.ops is not None:
-        parts.append(columns(("operator", "count"), [(op, str(count)) for op, count in listing.ops.items()]))
-    for part in parts:
-        out.writelines(f"{line}\n" for line in part)
-        out.write("\n")
-    out.writelines(f"note: {note}\n" for note in listing.notes)
-    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in listing.opsets.items())
-    counts = [f"{len(rows)} {name} listed" for name, rows in _rows(listing)]
-    out.write(f"{'; '.join([f'{listing.node_count} nodes', *counts])}; opset {opsets}\n")
-
-
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines of a table, each column as wide as its widest cell; the last is not filled up."""
     widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
     for row in (headings, *rows):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _rows(listing: Listing) -> Iterator[tuple[str, Sequence[object]]]:
-    if listing.tensors is not None:
-        yield "tensors", listing.tensors
-    if listing.nodes is not None:
-        yield "nodes", listing.nodes
-
-
-def _tensor_row(row: TensorRow) -> tuple[str, ...]:
-    shape = _shape(row.shape)
-    written = row.kind if row.producer is None else f"{row.producer} {row.producer_op}"
-    where = "" if row.location is None else f"{row.location} at {row.offset}"
-    size = "" if row.bytes is None else str(row.bytes)
-    readers = f"{row.consumers} + output" if row.output else str(row.consumers)
-    return row.name, row.dtype or "?", shape, size, written, readers, where
-
-
-def _shape(shape: tuple[int | str | None, ...] | None) -> str:
-    return "?" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
-
-
-def _node_row(row: NodeRow) -> tuple[str, ...]:
-    op = f"{row.domain}.{row.op}" if row.domain else row.op
-    shapes = ", ".join(map(_shape, row.shapes or ()))
-    return str(row.index), op, row.name, ", ".join(row.inputs), ", ".join(row.outputs), shapes
 
 
 def print_lint(report: LintReport, screen: Console) -> None:

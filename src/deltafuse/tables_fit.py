@@ -87,14 +87,29 @@ def block(headings: Sequence[str], row: Sequence[Cell], room: int) -> Iterator[T
     """
     first, *cells = (cell if isinstance(cell, Text) else Text(cell) for cell in row)
     yield Text(first.plain, style="bold")
-    line = Text()
-    for heading, cell in zip(headings[1:], cells, strict=True):
-        if not cell.plain:
-            continue
-        fact = Text.assemble((f"{heading} ", "dim"), cell)
-        if line.plain and line.cell_len + _GAP + fact.cell_len > room - _GAP:
-            yield Text("  ") + line
-            line = Text()
-        line = Text.assemble(line, "  ", fact) if line.plain else fact
-    if line.plain:
-        yield Text("  ") + line
+    facts = [
+        Text.assemble((f"{heading} ", "dim"), cell)
+        for heading, cell in zip(headings[1:], cells, strict=True)
+        if cell.plain
+    ]
+    for line in packed([fact.cell_len for fact in facts], room - _GAP):
+        yield Text("  ") + Text("  ").join(facts[at] for at in line)
+
+
+def packed(lengths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Which of some texts go into which line, with a gap between two; one that is too long has a line of its own.
+
+    Args:
+        lengths: of the texts.
+        room: characters of a line.
+    """
+    line: list[int] = []
+    used = 0
+    for index, length in enumerate(lengths):
+        if line and used + _GAP + length > room:
+            yield line
+            line, used = [], 0
+        used += length + (_GAP if line else 0)
+        line.append(index)
+    if line:
+        yield line
