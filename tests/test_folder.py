@@ -7,6 +7,7 @@ import pytest
 
 from deltafuse import folder, pipeline
 from deltafuse.errors import UserError
+from deltafuse.folder import exit_of
 from deltafuse.folder_tree import check_output_folder, staged
 from deltafuse.options import SilentProgress
 from exports import export
@@ -180,6 +181,28 @@ def test_keep_going_writes_the_others(fuse, with_a_refusal, tmp_path):
     assert [model["outcome"] for model in done.document["models"]] == ["fused", "refused", "fused", "copied"]
     assert contents(tmp_path / "out")["other/model.onnx"] == contents(with_a_refusal)["other/model.onnx"]
     assert len(kernels(tmp_path / "out/decode/model.onnx")) == 3
+
+
+@pytest.mark.parametrize(
+    ("exits", "fits", "plain", "kept"),
+    [
+        ((0,), True, 0, 0), ((0, 3), True, 0, 0), ((3, 3), True, 3, 3), ((0, 4), True, 4, 0), ((3, 4), True, 4, 4),
+        ((0, 3), False, 4, 0), ((0, 3, 4), False, 4, 0), ((3,), False, 3, 3),
+    ],
+)  # fmt: skip
+def test_the_exit_of_a_folder_follows_from_those_of_its_models(exits, fits, plain, kept):
+    assert exit_of(exits, fits=fits, keep_going=False) == plain
+    assert exit_of(exits, fits=fits, keep_going=True) == kept
+
+
+def test_the_exits_of_a_document_go_together(fuse, with_a_refusal, tmp_path):
+    for more, whole in (["--dry-run"], 4), (["--dry-run", "--keep-going"], 0):
+        done = fuse(with_a_refusal, "-o", tmp_path / "out", "--json", *more)
+        exits = [model["exit"] for model in done.document["models"]]
+        fits = all(pair["fits"] for pair in done.document["pairs"])
+        assert exits == [0, 4, 0, 3]
+        assert done.exit == done.document["exit"] == whole == exit_of(exits, fits=fits, keep_going=len(more) == 2)
+        assert {model["output"] for model in done.document["models"]} == {None}
 
 
 def test_no_site_anywhere_is_exit_3(fuse, exported, tmp_path):

@@ -7,7 +7,7 @@ its model, since its names are local to a folder. Nothing appears at the output 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -150,13 +150,29 @@ def _run(options: FuseOptions, progress: Progress, run: Run) -> FuseReport:
 def _report(options: FuseOptions, tree: Tree, found: dict[str, tuple[FuseReport, Interface]]) -> FolderReport:
     """What the models come to together."""
     joined = paired({name: seen for name, (_, seen) in found.items()})
-    exits = [report.exit for report, _ in found.values()]
-    code = 3 if 4 not in exits else 4
-    if 0 in exits and (options.keep_going or code == 3):
-        code = 4 if any(pair.differences for pair in joined.pairs) and not options.keep_going else 0
+    fits = not any(pair.differences for pair in joined.pairs)
+    code = exit_of([report.exit for report, _ in found.values()], fits=fits, keep_going=options.keep_going)
     entries = tuple(Entry(name, _outcome(report), report) for name, (report, _) in found.items())
     notes = (*(reason.text for reason in joined.alone), *_notes(options, entries, joined))
     return FolderReport(str(tree.root), None, options.target, entries, joined.pairs, (), notes, 0.0, code)
+
+
+def exit_of(exits: Collection[int], *, fits: bool, keep_going: bool) -> int:
+    """The exit of a folder.
+
+    Args:
+        exits: of its models, each as if it were fused alone with the same options.
+        fits: whether the states of each prefill fit its decode.
+        keep_going: whether what can be fused is written whatever else is there.
+
+    Returns:
+        With `keep_going` the best of all; else 4 where a model has it or states do not fit, and 3 where all have it.
+    """
+    if keep_going and 0 in exits:
+        return 0
+    if 4 in exits or (0 in exits and not fits):
+        return 4
+    return 0 if 0 in exits else 3
 
 
 def _outcome(report: FuseReport) -> str:
