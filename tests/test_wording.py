@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from deltafuse.tables_fit import NAME, fitting, print_table
+from deltafuse.tables_fit import NAME, fitting, hanging, print_table
 from deltafuse.wording import grouped, number, of_sites, size_text, some
 
 TENSOR = "/model/layers.0/linear_attn/norm/Cast_output_0"
@@ -81,6 +81,12 @@ def test_what_does_not_fit_is_a_block_with_the_headings_beside_the_values() -> N
         "  worst: unfused, fused [0, 1, 54]: 0.809372, 0.808819",
     ]
     assert printed(200).splitlines()[0].split() == " ".join(HEADINGS).split()
+
+
+def test_a_long_line_is_folded_and_set_in() -> None:
+    assert hanging("  note: a b", 80) == "  note: a b"
+    assert hanging("  note: one two three", 14) == "  note: one\n    two three"
+    assert hanging("note: layers.0-1 x", 16) == "note: layers.0-1\n  x"
 
 
 def test_a_name_folds_before_a_table_is_given_up() -> None:

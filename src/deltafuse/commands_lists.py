@@ -12,6 +12,7 @@ from deltafuse.explaining import Explained, explained
 from deltafuse.patterns import loaded
 from deltafuse.report import SCHEMA, write
 from deltafuse.tables import columns, console
+from deltafuse.tables_fit import hanging
 from deltafuse.targets import get, names
 from deltafuse.targets.listing import LEGEND, MARKS, details_of, lines_of, target_document
 from deltafuse.wording import number
@@ -62,7 +63,7 @@ def explain(given: argparse.Namespace) -> int:
     screen = console()
     for one in found:
         for line in _lines(one) if given.codes else (f"{one.code} ({one.kind}): {'; '.join(one.texts[:1])}",):
-            screen.print(line)
+            screen.print(hanging(line, screen.width))
     if not given.codes:
         screen.print(f"{number(len(found), 'code')}; fuse explain CODE tells what to do and where it comes from")
     return 0

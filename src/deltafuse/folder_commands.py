@@ -16,7 +16,7 @@ from deltafuse.limits import within
 from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, reason_document, write
 from deltafuse.tables import console, sentences
-from deltafuse.tables_fit import print_table
+from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_symbols
 from deltafuse.tables_verify import site_lines, unrelated_text, verify_summary
 from deltafuse.verify import Settings, VerifyReport, check
@@ -156,7 +156,7 @@ def _print(report: FolderReport) -> None:
     print_table(COLUMNS, [_row(entry) for entry in report.models], screen)
     for entry in report.models:
         for sentence in sentences(entry.report):
-            screen.print(f"{entry.name}: {sentence}")
+            screen.print(hanging(f"{entry.name}: {sentence}", screen.width))
     for pair in report.pairs:
         for difference in pair.differences:
             screen.print(f"{difference.code}: {difference.text}")

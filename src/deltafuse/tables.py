@@ -12,7 +12,7 @@ from rich.text import Text
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import Dims, FuseReport, Match, SiteReport, Validity
 from deltafuse.report import dim, roles_text
-from deltafuse.tables_fit import print_table
+from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.wording import grouped, number, of_sites
 
@@ -44,12 +44,12 @@ def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> No
     elif report.sites:
         print_table(SITE_COLUMNS, [site_row(site) for site in report.sites], screen)
     for sentence in sentences(report, reasons=not (tree and screen.is_terminal)):
-        screen.print(sentence)
+        screen.print(hanging(sentence, screen.width))
     if report.output is not None and not report.exit:
         for line in columns(("operator", "before", "after", "change"), _changes(report)):
             screen.print(line)
     for line in pinned_lines(report.pinned):
-        screen.print(line)
+        screen.print(hanging(line, screen.width))
     screen.print(summary(report))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -94,6 +95,21 @@ def block(headings: Sequence[str], row: Sequence[Cell], room: int) -> Iterator[T
     ]
     for line in packed([fact.cell_len for fact in facts], room - _GAP):
         yield Text("  ") + Text("  ").join(facts[at] for at in line)
+
+
+def hanging(text: str, room: int) -> str:
+    """A line, folded at words where it is too long, what follows set in.
+
+    Args:
+        text: the line, which may be set in itself.
+        room: characters of a line.
+    """
+    if cell_len(text) <= room:
+        return text
+    start = text[: len(text) - len(text.lstrip())]
+    return "\n".join(wrap(
+        text, room, initial_indent="", subsequent_indent=f"{start}  ", break_on_hyphens=False,
+    ))  # fmt: skip
 
 
 def packed(lengths: Sequence[int], room: int) -> Iterator[list[int]]:

@@ -16,6 +16,7 @@ from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
 from deltafuse.tables import dims_text, norm_text, status_text, valid_text
+from deltafuse.tables_fit import hanging
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.wording import number
 
@@ -81,11 +82,11 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
         if site.name in chosen:
             screen.print(Text(site.name, style="bold"))
             for line in detail_lines(site, formulas):
-                screen.print(f"  {line}")
+                screen.print(hanging(f"  {line}", screen.width))
     if any(site.name in chosen and site.reason is not None and site.reason.nearest for site in report.sites):
         screen.print("next: --html FILE draws what was looked at")
     for line in (*(f"note: {note}" for note in report.notes), *pinned_lines(report.pinned)):
-        screen.print(line)
+        screen.print(hanging(line, screen.width))
 
 
 def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deltafuse.tables_causes import print_causes, print_divergence, print_masks
-from deltafuse.tables_fit import print_table
+from deltafuse.tables_fit import hanging, print_table
 from deltafuse.wording import grouped, number, of_sites
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def print_verify(report: VerifyReport, screen: Console) -> None:
     if report.network is not None:
         _print_network(report.network, screen)
     for sentence in network_sentences(report):
-        screen.print(sentence)
+        screen.print(hanging(sentence, screen.width))
     if report.task is not None:
         print_task(report.task, screen)
     print_causes(report, screen)
@@ -62,7 +62,7 @@ def _print_sites(report: VerifyReport, screen: Console) -> None:
     if report.sites:
         print_table(VERIFY_COLUMNS, [_verdict_row(site) for site in report.sites], screen)
     for line in site_lines(report):
-        screen.print(line)
+        screen.print(hanging(line, screen.width))
 
 
 def site_lines(report: VerifyReport) -> Iterator[str]:
