@@ -146,4 +146,4 @@ def test_people_read_the_faults(fuse, fused, tmp_path):
     done = fuse("verify", source, tmp_path / "patched.onnx", "--level", "site")
     assert done.exit == 5
     assert "structure-rounded: g of layers.0" in done.out
-    assert done.out.splitlines()[-1] == "3 of 3 fused sites equal; 1 faults of structure"
+    assert done.out.splitlines()[-1] == "3 of 3 fused sites equal; 1 fault of structure"

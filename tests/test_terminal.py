@@ -22,6 +22,7 @@ from deltafuse.patterns import loaded
 from deltafuse.probing import title
 from deltafuse.tables import print_fuse
 from deltafuse.tables_sites import recurrence_text
+from deltafuse.wording import number
 from exports import export
 
 Fuse = Callable[..., Outcome]
@@ -177,7 +178,7 @@ def test_nodes_are_listed_with_the_shapes_of_what_they_write(fuse: Fuse) -> None
     assert done["nodes"][0]["shapes"] == [["batch", "step", 4]]
     shown = fuse("inspect", DECODE, "--nodes", "layers.1/linear_attn/Sigmoid_1").out
     assert "[batch, step, 4]" in shown
-    assert f"{len(done['nodes'])} nodes listed" in shown
+    assert f"; {number(len(done['nodes']), 'node')} listed; " in shown
 
 
 def test_shapes_are_left_out_where_they_would_take_long(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from deltafuse.diagnosis import explained
 from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, write
-from deltafuse.wording import number
+from deltafuse.wording import number, some
 
 
 def run(name: str, given: argparse.Namespace) -> int:
@@ -118,8 +118,8 @@ def _rollback(given: argparse.Namespace) -> int:
         )
     document = plain_document(report)
     what = _PART if report.mode == "bytes" and report.remaining else _MODES[report.mode]
-    lines = [f"wrote {report.output}: {what}", f"restored: {', '.join(report.restored) or 'no site'}"]
-    lines += [f"still fused: {', '.join(report.remaining)}"] if report.remaining else []
+    lines = [f"wrote {report.output}: {what}", f"restored: {some(report.restored, _NAMED) or 'no site'}"]
+    lines += [f"still fused: {some(report.remaining, _NAMED)}"] if report.remaining else []
     lines += [f"{site} could not be put back: {why}" for site, why in report.refused]
     lines += [f"note: {note}" for note in report.notes]
     return show(given.json, document, lines, 4 if report.refused else 0)
@@ -219,6 +219,8 @@ _MODES = {
     "in-place": "the file was edited since the fuse; sites were put back one by one and the edits are kept",
 }
 _PART = "the named sites are as they were before the fuse; the rest of the file is as fuse wrote it"
+#: Sites that are told one by one.
+_NAMED = 12
 #: Options that name a model which is read.
 _MODELS = ("model", "unfused", "fused")
 _FIELDS = frozenset(field.name for field in dataclasses.fields(FuseOptions))
