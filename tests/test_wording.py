@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from deltafuse.commands import show
 from deltafuse.tables_fit import NAME, fitting, hanging, print_table
 from deltafuse.wording import grouped, number, of_sites, size_text, some
 
@@ -87,6 +88,25 @@ def test_a_long_line_is_folded_and_set_in() -> None:
     assert hanging("  note: a b", 80) == "  note: a b"
     assert hanging("  note: one two three", 14) == "  note: one\n    two three"
     assert hanging("note: layers.0-1 x", 16) == "note: layers.0-1\n  x"
+
+
+class Terminal(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_small_results_are_folded_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    for screen, fold, lines in (
+        (Terminal(), True, ["  S  limit: what it", "    is about"]),
+        (Terminal(), False, ["  S  limit: what it is about"]),
+        (io.StringIO(), True, ["  S  limit: what it is about"]),
+    ):
+        monkeypatch.setattr("sys.stdout", screen)
+        assert show(False, {}, ["  S  limit: what it is about"], fold=fold) == 0
+        assert screen.getvalue().splitlines() == lines
 
 
 def test_a_name_folds_before_a_table_is_given_up() -> None:

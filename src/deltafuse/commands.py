@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -202,15 +203,20 @@ def _completion(given: argparse.Namespace) -> int:
         said = [*(f"wrote {path}" for path in written), "open a new shell, and completion is there"]
         return show(given.json, {"written": written}, said)
     text = script(given.shell)
-    return show(given.json, {"script": text}, text.splitlines())
+    return show(given.json, {"script": text}, text.splitlines(), fold=False)
 
 
-def show(as_json: bool, document: Document, lines: Sequence[str], exit_code: int = 0) -> int:
-    """Prints a small result as JSON or as lines."""
+def show(as_json: bool, document: Document, lines: Sequence[str], exit_code: int = 0, *, fold: bool = True) -> int:
+    """Prints a small result as JSON or as lines, which a terminal gets folded at words."""
     if as_json:
         write({"schema": SCHEMA, "exit": exit_code, "error": None} | document)
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        return exit_code
+    if fold and sys.stdout.isatty():
+        from deltafuse.tables_fit import hanging
+
+        room = shutil.get_terminal_size().columns
+        lines = [hanging(line, room) for line in lines]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return exit_code
 
 

@@ -108,7 +108,7 @@ def hanging(text: str, room: int) -> str:
         return text
     start = text[: len(text) - len(text.lstrip())]
     return "\n".join(wrap(
-        text, room, initial_indent="", subsequent_indent=f"{start}  ", break_on_hyphens=False,
+        text, room, initial_indent="", subsequent_indent=f"{start}  ", break_on_hyphens=False, break_long_words=False,
     ))  # fmt: skip
 
 
