@@ -41,7 +41,7 @@ ROOMS = (
         (
             "__init__", "__main__", "cli", "commands*", "parsers*", "api*", "options", "console", "errors",
             "diagnosis", "limits", "demo", "doctor*", "completion*", "plan_file*", "choosing", "clock", "versions",
-            "file_kinds", "pin_names", "user_code",
+            "file_kinds", "pin_names", "user_code", "kinds",
         ),
     ),
     Room(

@@ -16,7 +16,7 @@ from deltafuse.draws import Array
 from deltafuse.errors import UserError
 from deltafuse.expressions import Expression
 from deltafuse.reasons import TEXTS
-from deltafuse.user_code import run_file
+from deltafuse.user_code import run_file, shipped_folder
 
 #: What the log decay is one number of: a head and token, a head, token and key channel; or there is no decay.
 Decay = Literal["head", "channel", "none"]
@@ -76,12 +76,6 @@ class Recurrence(Protocol):
     ) -> tuple[Array, Array]:
         """Out and final state."""
         ...
-
-
-def shipped_folder() -> Path:
-    """Where the shipped patterns lie: beside the package in a checkout, inside it in a wheel."""
-    inside = Path(__file__).parent / "_patterns"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "patterns"
 
 
 @dataclass(frozen=True)
@@ -174,7 +168,7 @@ def load_file(path: Path) -> Loaded:
     Raises:
         UserError: it is no pattern.
     """
-    module = run_file(path, "pattern", "bad-pattern")
+    module = run_file(path, "pattern")
     pattern: object = getattr(module, "PATTERN", None)
     if pattern is None:
         raise UserError("bad-pattern", f"{path} does not define a PATTERN: see patterns/gated_delta_rule.py")
