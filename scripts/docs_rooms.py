@@ -96,7 +96,7 @@ ROOMS = (
             "prover", "search", "roles", "rule", "trial", "comparing", "agreement", "guards", "neighbours*", "nearest",
             "norm*", "carried", "hidden", "memory", "nested_sums", "odd_terms", "factors", "reach", "term*",
             "contractions",
-            "validity", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
+            "validity", "coverage", "counts", "scalings", "sites", "match", "patterns*", "patterns/*delta*.py",
         ),
     ),
     Room(

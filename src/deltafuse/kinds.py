@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
@@ -32,6 +33,8 @@ def misfits(place: str, value: Any, hint: Any, skip: str = "") -> Iterator[tuple
         for one in fields(hint):
             if one.name != skip:
                 yield from misfits(f"{place}.{one.name}", getattr(value, one.name), hints[one.name])
+    elif origin in (Union, UnionType) and type(value) in arguments and is_dataclass(value):
+        yield from misfits(place, value, type(value))
     elif not _fits(value, hint):
         yield place, f"it is {_shown(value)} and must be {_named(hint)}"
 
@@ -44,7 +47,15 @@ def _fits(value: Any, hint: Any) -> bool:
         return callable(value)
     if origin is list:
         return isinstance(value, list) and all(isinstance(one, arguments) for one in cast("list[Any]", value))
-    return isinstance(value, origin or hint)
+    if origin is frozenset:
+        return isinstance(value, frozenset) and all(isinstance(one, arguments) for one in cast("frozenset[Any]", value))
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, arguments[0]) and next(misfits("", one, arguments[1]), None) is None
+            for key, one in cast("Mapping[Any, Any]", value).items()
+        )
+    # numpy's numbers are numbers.
+    return isinstance(value, Real if hint is float else Integral if hint is int else origin or hint)
 
 
 def _shown(value: Any) -> str:
@@ -58,11 +69,13 @@ def _named(hint: Any) -> str:
         return " or ".join(map(_named, arguments))
     if origin is tuple and arguments[-1] is not Ellipsis:
         return f"a tuple ({', '.join(map(_named, arguments))})"
-    if origin is tuple:
-        return f"a tuple of {_named(arguments[0]).removeprefix('a ')}s"
+    if origin in (tuple, frozenset):
+        return f"a {'tuple' if origin is tuple else 'set'} of {_named(arguments[0]).removeprefix('a ')}s"
     if origin is list:
         return f"a list of {_named(arguments[0])}"
     if origin is Callable:
         return "a function"
+    if origin is Mapping:
+        return f"a mapping of {' to '.join(map(_named, arguments))}"
     name = str(hint.__name__)
-    return {"NoneType": "None", "str": "a text", "int": "a whole number"}.get(name, name)
+    return {"NoneType": "None", "str": "a text", "int": "a whole number", "float": "a number"}.get(name, name)
