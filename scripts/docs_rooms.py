@@ -41,7 +41,7 @@ ROOMS = (
         (
             "__init__", "__main__", "cli", "commands*", "parsers*", "api*", "options", "console", "errors",
             "diagnosis", "limits", "demo", "doctor*", "completion*", "plan_file*", "choosing", "clock", "versions",
-            "file_kinds", "pin_names", "user_code",
+            "file_kinds", "pin_names", "user_code", "kinds",
         ),
     ),
     Room(
@@ -96,7 +96,7 @@ ROOMS = (
             "prover", "search", "roles", "rule", "trial", "comparing", "agreement", "guards", "neighbours*", "nearest",
             "norm*", "carried", "hidden", "memory", "nested_sums", "odd_terms", "factors", "reach", "term*",
             "contractions",
-            "validity", "coverage", "counts", "scalings", "sites", "match", "patterns", "patterns/*delta*.py",
+            "validity", "coverage", "counts", "scalings", "sites", "match", "patterns*", "patterns/*delta*.py",
         ),
     ),
     Room(

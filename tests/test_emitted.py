@@ -133,6 +133,18 @@ def test_a_wrong_scale_is_noticed(factor: float, step, worker: Worker) -> None:
         prove_emitted(wrong, trial, worker, opset)
 
 
+@pytest.mark.parametrize("factor", [1.001, 0.5, -1.0])
+def test_a_wrong_scale_of_the_node_is_noticed(factor: float, step, worker: Worker) -> None:
+    plan, trial, opset = step
+
+    def change(nodes: list[onnx.NodeProto]) -> None:
+        (attribute,) = (one for node in nodes for one in node.attribute if one.name == "scale_value")
+        attribute.f *= factor
+
+    with pytest.raises(InternalError, match="the scale of"):
+        prove_emitted(changed(plan, change), trial, worker, opset)
+
+
 def test_another_eps_is_noticed(chunk, worker: Worker) -> None:
     plan, trial, opset = chunk
 

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import graphs
 from deltafuse import patterns
-from deltafuse.errors import InternalError, UserError
+from deltafuse.errors import UserError
 from deltafuse.match import FuseReport
 from deltafuse.reasons import TEXTS
 from deltafuse.rollback import rollback
@@ -140,7 +140,7 @@ def test_sizes_are_computed_inside_only_where_the_pattern_has_them(tmp_path: Pat
     folder = tmp_path / "more"
     folder.mkdir()
     # What is right inside must be right where it is written, too: this emission forgets the size.
-    with pytest.raises(InternalError, match="differ"):
+    with pytest.raises(UserError, match="differ"):
         fused(folder, *bad, model=dynamic)
 
 
@@ -178,19 +178,20 @@ def test_axes_without_elements_prove_nothing(tmp_path: Path) -> None:
         ('(place.roles["x"].name,), outputs', '(place.roles["x"].name,), {"to": 1}, outputs'),
     ],
 )
-def test_an_emission_that_is_not_equal_is_a_bug_and_nothing_is_written(edit: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(InternalError):
+def test_an_emission_that_is_not_equal_is_the_file_s_fault(edit: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"emit: .*see docs/patterns\.md") as error:
         fused(tmp_path, edit)
+    assert error.value.code == "bad-pattern"
     assert not (tmp_path / "fused.onnx").exists()
 
 
-def test_an_emission_of_another_type_is_a_bug(tmp_path: Path) -> None:
+def test_an_emission_of_another_type_is_the_file_s_fault(tmp_path: Path) -> None:
     model = _MODEL.replace("b = Mul(y, a)", "z = Cast<to = 1>(y)\n  b = Mul(z, a)").replace("float one", "float16 one")
     model = model.replace("x = Add(a, c)", "w = Add(a, c)\n  x = Cast<to = 10>(w)").replace("{1.0}", "{15360}")
     other = ('emitter.node("Reciprocal", "reciprocal", (place.roles["x"].name,), ',
              'inner = emitter.node("Reciprocal", "r", (place.roles["x"].name,))\n        '
              'emitter.node("Cast", "cast", (inner,), {"to": 1}, ')  # fmt: skip
-    with pytest.raises(InternalError, match="element type"):
+    with pytest.raises(UserError, match="element type"):
         fused(tmp_path, other, model=model)
 
 

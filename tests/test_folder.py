@@ -10,6 +10,7 @@ from deltafuse.errors import UserError
 from deltafuse.folder import exit_of
 from deltafuse.folder_tree import check_output_folder, staged
 from deltafuse.options import SilentProgress
+from deltafuse.reasons import Reason
 from exports import export
 from folders import DEMO, contents, copy, edit, export_folder, external
 
@@ -232,6 +233,27 @@ def test_models_without_a_partner_of_their_own_are_noted(fuse, tmp_path):
         f"note: prefill_{name}/model.onnx has no partner of its own: {fits}" for name in "xy"
     ]
     assert (done.exit, "states fit" in done.out.replace(fits, "")) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("target", "decode", "noted"),
+    [("ascend-310p", "decode.bin", False), ("ascend-310p", "prefill.bin", True), ("ort", "prefill.bin", False)],
+)
+def test_weights_in_one_file_are_noted_for_ascend(target, decode, noted, fuse, tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    for part, location in {"prefill": "prefill.bin", "decode": decode}.items():
+        model = onnx.load(DEMO / f"{part}.onnx")
+        path = source / f"{part}.onnx"
+        onnx.save(model, path, save_as_external_data=True, location=location, size_threshold=64)
+    done = fuse(source, "-o", tmp_path / "out", "--target", target, "--json")
+    assert done.exit == 0
+    names = {"models": "decode.onnx and prefill.onnx", "location": "prefill.bin"}
+    told = Reason("data-shared", names)
+    assert (told.text in done.document["notes"]) == noted
+    assert told.fix == "put each model into a folder of its own, with a copy of the file"
+    found = fuse("lint", tmp_path / "out/decode.onnx", "--target", target, "--json").document["findings"]
+    assert [one["code"] for one in found] == ["shared-data"] * noted
 
 
 def test_states_that_do_not_fit_are_named(fuse, exported, tmp_path):

@@ -704,6 +704,32 @@ def test_tokens_of_outputs_shape_may_be_written_out(tmp_path):
     assert lint_edited(tmp_path, "ascend-310p", DECODE, edit).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("op_type", "domain", "says"),
+    [
+        ("custom", "", "write the op_type Custom"),
+        ("Costum", "", "write the op_type Custom"),
+        ("ChunkGatedDeltaRule", "", "write the op_type Custom, with the attribute type set to ChunkGatedDeltaRule"),
+        ("ChunkGatedDeltaRules", "ai.onnx", "with the attribute type set to ChunkGatedDeltaRule"),
+    ],
+)
+def test_a_misspelt_op_type_is_told_with_what_it_is_meant_for(op_type, domain, says, tmp_path):
+    model = model_of("ascend-310p", CHUNK)
+    (node,) = (node for node in model.graph.node if kernel(node))
+    node.op_type, node.domain = op_type, domain
+    onnx.save(model, tmp_path / "model.onnx")
+    report = lint(tmp_path / "model.onnx")
+    assert (report.nodes, report.exit, report.targets) == (0, 5, ("ascend-310p",))
+    (finding,) = report.findings
+    assert (finding.code, finding.part, finding.found, finding.wanted) == ("op-type", "op_type", op_type, "Custom")
+    assert says in finding.fix
+
+
+def test_a_misspelt_type_is_told_with_the_nearest_name(tmp_path):
+    (finding,) = lint_edited(tmp_path, "ascend-310p", CHUNK, set_attribute("type", "ChunkGatedDetlaRule")).findings
+    assert (finding.wanted, finding.fix) == ("ChunkGatedDeltaRule", "write ChunkGatedDeltaRule")
+
+
 def test_a_custom_node_of_someone_else_is_left_alone(tmp_path):
     model = model_of("ascend-310p", CHUNK)
     node = helper.make_node("Custom", ["past_state"], ["other"], "other")

@@ -21,13 +21,16 @@ def model(
     inputs: tuple[str, ...] = ("x", "w", "b", "p"),
     outputs: tuple[str, ...] = ("y", "s"),
     opset: int = 27,
+    contrib: int = 1,
+    op_type: str = "CausalConvWithState",
     **attributes: object,
 ) -> onnx.ModelProto:
-    node = helper.make_node("CausalConvWithState", inputs, outputs, "conv", domain=domain, **attributes)
+    node = helper.make_node(op_type, inputs, outputs, "conv", domain=domain, **attributes)
     shapes, types = _SIZES | (sizes or {}), dict.fromkeys("xwbp", FLOAT) | (dtypes or {})
     ends = [helper.make_tensor_value_info(name, types[name], shape) for name, shape in shapes.items()]
     results = [helper.make_tensor_value_info(name, types["x"], ["n", 6, size]) for name, size in (("y", "t"), ("s", 3))]
-    opsets = [helper.make_opsetid("", 17 if domain else opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    opsets = [helper.make_opsetid("", 17 if domain else opset)]
+    opsets += [helper.make_opsetid(domain, contrib)] if domain and contrib else []
     graph = helper.make_graph([node], "g", ends, [result for result in results if result.name in outputs])
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
@@ -67,6 +70,11 @@ def test_a_node_that_is_right_has_no_findings(domain: str, activation: str, tmp_
         (("input-shape", "past_state"), {"sizes": {"p": ("n", 6, 4)}}),
         (("output-count", "present_state"), {"outputs": ("y",)}),
         (("opset", "ai.onnx"), {"domain": "", "opset": 26}),
+        (("opset-newer", "ai.onnx"), {"domain": "", "opset": 28}),
+        (("opset-newer", "com.microsoft"), {"contrib": 2}),
+        (("opset", "com.microsoft"), {"contrib": 0}),
+        (("input-dtype", "past_state"), {"dtypes": {"p": HALF}}),
+        (("attribute-extra", "group"), {"group": 6}),
     ],
 )
 def test_each_fault_is_told(found: tuple[str, str], options: dict[str, object], tmp_path: Path) -> None:
@@ -79,3 +87,23 @@ def test_another_target_has_no_such_operator(tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "model.onnx")
     assert lint(tmp_path / "model.onnx", "ascend-310p").exit == 3
     assert lint(tmp_path / "model.onnx", "onnx").nodes == 0
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+@pytest.mark.parametrize("op_type", ["CausalConvWithStates", "causalconvwithstate", "CausalConvWithSate"])
+def test_a_misspelt_operator_is_told_with_the_nearest_name(op_type: str, domain: str, tmp_path: Path) -> None:
+    onnx.save(model(domain=domain, op_type=op_type), tmp_path / "model.onnx")
+    report = lint(tmp_path / "model.onnx")
+    assert (report.nodes, report.exit, report.targets) == (0, 5, ("ort" if domain else "onnx",))
+    (finding,) = report.findings
+    assert (finding.code, finding.node, finding.part, finding.found) == ("op-type", "conv", "op_type", op_type)
+    assert (finding.wanted, finding.fix) == ("CausalConvWithState", "write CausalConvWithState")
+
+
+@pytest.mark.parametrize(
+    ("op_type", "domain"),
+    [("CausalConv", ""), ("CustomOp", ""), ("CausalConv", "com.microsoft"), ("CausalConvWithStates", "elsewhere")],
+)
+def test_an_operator_of_its_own_name_is_left_alone(op_type: str, domain: str, tmp_path: Path) -> None:
+    onnx.save(model(domain=domain, op_type=op_type), tmp_path / "model.onnx")
+    assert (lint(tmp_path / "model.onnx").exit, lint(tmp_path / "model.onnx").findings) == (3, ())

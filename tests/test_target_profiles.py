@@ -113,6 +113,35 @@ def test_options_that_a_target_does_not_have(name, options, says):
     assert caught.value.code == "option"
 
 
+#: target -> what it takes of each option that leaves a choice.
+TAKEN = {
+    "ascend-310p": {"boundary": ["fp16"], "signature": ["10-input", "7-input", "8-input"], "op": ["cgdr", "rgdr"]},
+    "ascend-a2": {"boundary": ["fp16", "bf16"], "signature": ["10-input", "7-input"], "op": ["cgdr", "rgdr"]},
+    "onnx": {"boundary": ["fp16", "bf16", "fp32"], "signature": ["27"], "op": []},
+    "ort": {"boundary": ["fp16", "bf16", "fp32"], "signature": ["1"], "op": []},
+}
+CHOICES = {
+    "boundary": ["fp16", "bf16", "fp32"], "signature": ["10-input", "7-input", "8-input", "27", "1"],
+    "op": ["cgdr", "rgdr"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_each_choice_is_taken_or_refused_with_what_is_taken(name):
+    target = targets.get(name)
+    for option, values in CHOICES.items():
+        for value in values:
+            given = TargetOptions(**{option: value})
+            if value in TAKEN[name][option]:
+                assert isinstance(target.plan(match(Site()), given), Plan | Reason)
+                continue
+            with pytest.raises(UserError) as caught:
+                target.plan(match(Site()), given)
+            assert caught.value.code == "option"
+            assert ", ".join(TAKEN[name][option]) in str(caught.value)
+            assert ("give" if TAKEN[name][option] else f"leave --{option} out") in str(caught.value)
+
+
 # ascend-a2
 
 

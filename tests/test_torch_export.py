@@ -268,11 +268,15 @@ def test_no_size_of_a_dynamic_axis_goes_into_the_file(tmp_path):
         check_runs(path, layer, arguments(tokens), tmp_path)
 
 
-def test_the_example_of_the_documentation(tmp_path, monkeypatch):
-    (example,) = (block.text for block in blocks("docs/export-time.md", "python"))
-    assert example.count("torch.onnx.export(") == 2
+def test_the_examples_of_the_documentation(tmp_path, monkeypatch):
+    first, own = (block.text for block in blocks("docs/export-time.md", "python"))
+    assert (first.count("torch.onnx.export("), own.count("torch.onnx.export(")) == (2, 2)
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exec(example, {"model": Layer("chunk", OURS["chunk"]), "args": arguments(12)})
+        exec(first, {"model": Layer("chunk", OURS["chunk"]), "args": arguments(12)})
+        exec(own, {})
     assert [node.op_type for node in fused(onnx.load("prefill.onnx"))] == ["LinearAttention"]
+    assert [node.op_type for node in fused(onnx.load("own-ort.onnx"))] == ["LinearAttention"]
+    (node,) = fused(onnx.load("own-ascend.onnx"))
+    assert described(node)["type"][1] == b"ChunkGatedDeltaRule"

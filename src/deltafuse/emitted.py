@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -14,13 +15,14 @@ from deltafuse.agreement import BAR
 from deltafuse.bench import Binding
 from deltafuse.draws import DRAWS, FAR, Array, Draw
 from deltafuse.errors import InternalError
-from deltafuse.fused import kernel, lower_all
+from deltafuse.fused import call, kernel, lower_all
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.match import Match, Plan, Role
 from deltafuse.probe import to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
 from deltafuse.trial import Step, Trial
+from deltafuse.user_code import at_fault, own_file
 from deltafuse.worker import Session, Worker
 
 TEXTS.update(
@@ -40,7 +42,13 @@ _APART = replace(DRAWS[0], spread=FAR)
 
 
 def prove_emitted(
-    plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: int | None = None, batch: int = 1
+    plan: Plan,
+    trial: Trial,
+    worker: Worker,
+    opset: int,
+    tokens: int | None = None,
+    batch: int = 1,
+    file: Path | None = None,
 ) -> float | Reason:
     """Runs emitted nodes and cut on fresh draws, at the batch that they are written for where the target fixes it.
 
@@ -51,13 +59,24 @@ def prove_emitted(
         opset: version of the default domain that the nodes are written for.
         tokens: the token count that the nodes are written for, where they are for one that the cut leaves free.
         batch: the batch they are written for, where they are for one.
+        file: of the user's that the target is in, None for a shipped one.
 
     Returns:
         The largest relative error; ``other-at-size`` where the cut is not the rule at the sizes that are asked for.
 
     Raises:
         InternalError: they differ, or the emitted nodes do not run: a bug in the target's emission.
+        UserError: the same where the target, or the rule, is the user's own.
     """
+    own = own_file(str(getattr(trial.recurrence, "__module__", "")))
+    rule = None if own is None else own[0]
+    with at_fault(rule if file is None else None, "pattern", "recurrence"), at_fault(file, "target", "emit"):
+        return _proven(plan, trial, worker, opset, tokens, batch)
+
+
+def _proven(
+    plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: int | None, batch: int
+) -> float | Reason:
     session = _load(plan, worker, opset)
     free = trial.binding.batch is not None and plan.op != LINEAR_ATTENTION
     at = batch if free else trial.binding.batch
@@ -128,8 +147,7 @@ def _operand(match: Match, name: str) -> Role:
 
 def _load(plan: Plan, worker: Worker, opset: int) -> Session:
     match = plan.match
-    scales = {node.name: match.scale for node in plan.nodes if kernel(node)}
-    graph = onnx.GraphProto(name="emitted", node=lower_all(plan.nodes, scales))
+    graph = onnx.GraphProto(name="emitted", node=lower_all(plan.nodes, _scales(plan)))
     roles = {
         role.name: role for role in (match.query, match.key, match.value, match.g, match.beta, match.state) if role
     }
@@ -143,6 +161,23 @@ def _load(plan: Plan, worker: Worker, opset: int) -> Session:
     if isinstance(session, Reason):
         raise _bug(plan, session.text)
     return session
+
+
+def _scales(plan: Plan) -> dict[str, float]:
+    """The exact scale of each fused node, which its attribute has as float32; left out where that stands for a default.
+
+    Raises:
+        InternalError: the attribute is another number.
+    """
+    exact, found = plan.match.scale, dict[str, float]()
+    for node in filter(kernel, plan.nodes):
+        read = call(node)
+        if isinstance(read, Reason) or (read.op == LINEAR_ATTENTION and not read.scale):
+            continue
+        if np.float32(read.scale) != np.float32(exact):
+            raise _bug(plan, f"the scale of {node.name} is {read.scale:g}, and that of the site is {exact:g}")
+        found[node.name] = exact
+    return found
 
 
 def _bug(plan: Plan, what: str) -> InternalError:

@@ -13,6 +13,7 @@ from deltafuse.choosing import Chosen
 from deltafuse.errors import InternalError
 from deltafuse.expression_guard import sizes_read
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
+from deltafuse.expression_own import own_expression_file
 from deltafuse.expression_prover import prove_emission
 from deltafuse.expression_sites import ExpressionSite
 from deltafuse.expressions import Expression, Place
@@ -27,6 +28,7 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 from deltafuse.targets.base import Target
 from deltafuse.targets.emit import Emitter, version
+from deltafuse.user_code import at_fault
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
 
@@ -49,13 +51,16 @@ def plan_expressions(
     errors: dict[tuple[bytes, str, str], float] = {}
     for site in sites:
         target = chosen.target_of(site.name)
-        planned = _plan(chosen.options, target, site, opsets.get("", 17))
+        own = own_expression_file(site.pattern)
+        with at_fault(own, "pattern", "emit"):
+            planned = _plan(chosen.options, target, site, opsets.get("", 17))
         if isinstance(planned, SiteReport):
             reports.append(planned)
             continue
         key = (planned.match.class_key, planned.op, target.name)
         if key not in errors and site.proven is not None:
-            errors[key] = prove_emission(site.pattern, planned, site.proven, worker, opsets)
+            with at_fault(own, "pattern", "emit"):
+                errors[key] = prove_emission(site.pattern, planned, site.proven, worker, opsets)
         match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
         plans.append(replace(planned, match=match))
         notes = (*match.notes, *planned.notes)

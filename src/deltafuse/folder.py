@@ -7,13 +7,13 @@ its model, since its names are local to a folder. Nothing appears at the output 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from deltafuse import outcome, pipeline
+from deltafuse import outcome, pipeline, targets
 from deltafuse.errors import UserError
 from deltafuse.folder_pairing import Pairing, paired
 from deltafuse.folder_pairs import Interface, Pair, interface, with_pins
@@ -22,7 +22,13 @@ from deltafuse.match import FuseReport
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.pin_names import unknown_symbol
 from deltafuse.planning import check_names, left_out
+from deltafuse.reasons import TEXTS, Reason
 from deltafuse.wire import scan
+
+TEXTS["data-shared"] = (
+    "{models} keep weights in one file, {location}: names of external data are local to a graph, and what the target's "
+    "converter writes for one overwrites the other's; put each model into a folder of its own, with a copy of the file"
+)
 
 #: Runs one model.
 Run = Callable[[FuseOptions, Progress], FuseReport]
@@ -154,6 +160,8 @@ def _report(options: FuseOptions, tree: Tree, found: dict[str, tuple[FuseReport,
     code = exit_of([report.exit for report, _ in found.values()], fits=fits, keep_going=options.keep_going)
     entries = tuple(Entry(name, _outcome(report), report) for name, (report, _) in found.items())
     notes = (*(reason.text for reason in joined.alone), *_notes(options, entries, joined))
+    if code == 0 and targets.get(options.target).lint.own_data:
+        notes += tuple(_shared_data({name: seen for name, (report, seen) in found.items() if not report.exit}))
     return FolderReport(str(tree.root), None, options.target, entries, joined.pairs, (), notes, 0.0, code)
 
 
@@ -173,6 +181,17 @@ def exit_of(exits: Collection[int], *, fits: bool, keep_going: bool) -> int:
     if 4 in exits or (0 in exits and not fits):
         return 4
     return 0 if 0 in exits else 3
+
+
+def _shared_data(fused: Mapping[str, Interface]) -> Iterator[str]:
+    """What to say of models in one folder that keep their weights in one file."""
+    users: dict[tuple[PurePosixPath, str], list[str]] = {}
+    for name, seen in fused.items():
+        for location in sorted(seen.data):
+            users.setdefault((PurePosixPath(name).parent, location), []).append(name)
+    for (_, location), names in users.items():
+        if len(names) > 1:
+            yield Reason("data-shared", {"models": " and ".join(names), "location": location}).text
 
 
 def _outcome(report: FuseReport) -> str:

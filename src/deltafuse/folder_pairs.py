@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from deltafuse.dims import Dim, parse, symbols
 from deltafuse.dtypes import dtype_name
+from deltafuse.external import external_tensors
 from deltafuse.match import Pinned
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.wire import Model
@@ -44,11 +45,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs of a model, and the symbols of its declarations."""
+    """Inputs and outputs of a model, the symbols of its declarations, and names of files with its external data."""
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     symbols: frozenset[str]
+    data: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def interface(model: Model) -> Interface:
     inputs, outputs = (
         {graph.name(value): found[graph.name(value)] for value in values} for values in (graph.inputs, graph.outputs)
     )
-    return Interface(inputs, outputs, frozenset(_symbols(model)))
+    data = {head.external.get("location", "") for head in external_tensors(model)}
+    return Interface(inputs, outputs, frozenset(_symbols(model)), frozenset(data))
 
 
 def with_pins(model: Interface, pinned: Sequence[Pinned]) -> Interface:
@@ -104,7 +107,7 @@ def with_pins(model: Interface, pinned: Sequence[Pinned]) -> Interface:
             for name, tensor in tensors.items()
         }
 
-    return Interface(after(model.inputs), after(model.outputs), model.symbols)
+    return Interface(after(model.inputs), after(model.outputs), model.symbols, model.data)
 
 
 def candidates(models: Mapping[str, Interface]) -> tuple[Pair, ...]:

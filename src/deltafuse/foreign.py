@@ -55,7 +55,7 @@ def load_lowering(name: str) -> Foreign:
     if not path.is_file():
         known = ", ".join(shipped())
         raise UserError("bad-lowering", f"there is no file {path}: give the path of a Python file, or one of {known}")
-    module = run_file(path, "lowering", "bad-lowering")
+    module = run_file(path, "lowering")
     operators: object = getattr(module, "OPERATORS", None)
     lower: object = getattr(module, "lower", None)
     if not operators or isinstance(operators, str) or not callable(lower):

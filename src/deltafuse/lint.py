@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 import onnx
@@ -20,6 +19,7 @@ from deltafuse.lint_conv import conv_findings, is_conv
 from deltafuse.lint_graph import graph_findings
 from deltafuse.lint_lengths import length_notes
 from deltafuse.lint_limits import limit_findings
+from deltafuse.lint_names import CUSTOM, NAMED, meant, unknown_findings
 from deltafuse.lint_operands import (
     constant_findings,
     count_findings,
@@ -29,9 +29,7 @@ from deltafuse.lint_operands import (
     sequence_findings,
     sizes_of,
 )
-from deltafuse.lint_view import Finding, View, is_attention, kind_name
-from deltafuse.lowering_attention import LINEAR_ATTENTION, MICROSOFT
-from deltafuse.lowering_conv import CAUSAL_CONV
+from deltafuse.lint_view import Finding, View, is_attention
 from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.targets import Profile
@@ -42,10 +40,6 @@ __all__ = ["ASCEND", "Finding", "LintReport", "lint", "node_findings"]
 
 #: Targets that share the operators of Custom nodes: such a node alone does not tell which of them it is for.
 ASCEND = ("ascend-310p", "ascend-a2")
-#: Operators that are called by name, in a domain.
-_NAMED = (LINEAR_ATTENTION, CAUSAL_CONV)
-#: From this likeness on, a name is a misspelt one.
-_NEAR = 0.85
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ def _look(model: Model, found: list[tuple[Model, Shapes, int]], profile: Profile
     for scope, shapes, node in found:
         view = _view(scope, shapes, profile, node)
         if view is None:
-            findings += _unknown(scope, profile, node)
+            findings += unknown_findings(scope.graph, profile, node)
             continue
         count += 1
         findings += _node_findings(view)
@@ -128,7 +122,8 @@ def node_findings(model: Model, shapes: Shapes, profile: Profile, node: int) -> 
         node: in the main graph.
     """
     view = _view(model, shapes, profile, node)
-    return tuple(_unknown(model, profile, node)) if view is None else tuple(_node_findings(view))
+    found = unknown_findings(model.graph, profile, node) if view is None else _node_findings(view)
+    return tuple(found)
 
 
 def _found(model: Model) -> Iterator[tuple[Model, Shapes, int]]:
@@ -136,14 +131,16 @@ def _found(model: Model) -> Iterator[tuple[Model, Shapes, int]]:
     scopes = (one for one in fused_bodies(model) if isinstance(one, Enclosed))
     for scope, shapes in ((model, Shapes(model)), *((scope.model, scope.shapes) for scope in scopes)):
         graph = scope.graph
-        named = (node for node, op in enumerate(graph.op) if op in ("Custom", *_NAMED) and node >= graph.outer)
+        named = (node for node in range(graph.outer, len(graph.op)) if meant(graph.op[node], graph.domain[node]))
         yield from ((scope, shapes, node) for node in named)
 
 
 def _choices(found: list[tuple[Model, Shapes, int]]) -> list[tuple[Profile, ...]]:
     """The targets that the nodes may be of, by kind of node; the default one where there is none."""
     nodes = [(scope.graph.op[node], scope.graph.domain[node]) for scope, _, node in found]
-    kinds = dict.fromkeys(ASCEND if op == "Custom" else ("ort",) if domain else ("onnx",) for op, domain in nodes)
+    kinds = dict.fromkeys(
+        ASCEND if meant(op, domain) not in NAMED else ("ort",) if domain else ("onnx",) for op, domain in nodes
+    )
     return [tuple(map(targets.get, names)) for names in kinds or ((DEFAULT_TARGET,),)]
 
 
@@ -161,10 +158,12 @@ def _view(model: Model, shapes: Shapes, profile: Profile, node: int) -> View | N
 
 
 def _operator(profile: Profile, message: onnx.NodeProto, attributes: dict[str, onnx.AttributeProto]) -> Operator | None:
-    if message.op_type in _NAMED:
+    if message.op_type in NAMED:
         domain = "" if message.domain == "ai.onnx" else message.domain
         known = (*profile.operators, *profile.others)
         return next((one for one in known if one.op == message.op_type and one.domain == domain), None)
+    if message.op_type != CUSTOM:
+        return None
     op = value_of(attributes["type"]) if "type" in attributes else ""
     names = value_of(attributes["input_names"]) if "input_names" in attributes else None
     known = [one for one in profile.operators if one.op == op]
@@ -176,7 +175,7 @@ def _ports(view: View) -> dict[str, int]:
     """Names of inputs -> values; an index that does not fit is told by a rule of its own."""
     inputs, names = view.graph.node_inputs[view.node], [port.name for port in view.operator.inputs]
     index = range(len(inputs))
-    if view.operator.op not in _NAMED and "input_index" in view.attributes:
+    if view.operator.op not in NAMED and "input_index" in view.attributes:
         index = list(view.attributes["input_index"].ints)
     pairs = zip(index, inputs, strict=False)
     return {names[place]: value for place, value in pairs if value and 0 <= place < len(names)}
@@ -186,52 +185,15 @@ def _boundary(view: View) -> int:
     """The type that the node says, or that its first input has; the profile's where it takes neither."""
     attribute = view.attributes.get("dtype")
     said = attribute.i if attribute is not None else None
-    if view.operator.op in _NAMED:
+    if view.operator.op in NAMED:
         query = view.graph.find(view.message.input[0]) if view.message.input else None
         said = view.shapes.dtype(query) if query else None
     return said if said in view.profile.boundaries else view.profile.boundaries[0]
 
 
-def _unknown(model: Model, profile: Profile, node: int) -> Iterator[Finding]:
-    """A node that is meant for the target, by its name, and that the target does not have."""
-    message, attributes = model.graph.node(node), model.graph.attributes(node)
-    name = message.name or next(iter(message.output), "")
-    if message.op_type in _NAMED:
-        yield from _unknown_named(profile, message, name)
-        return
-    if not any(one.op_type == "Custom" for one in profile.operators):
-        return
-    ops = list(dict.fromkeys(one.op for one in profile.operators))
-    known = ", ".join(ops)
-    if "type" not in attributes:
-        yield Finding("attribute-missing", name, "type", "absent", known, "say which operator the node calls")
-    elif attributes["type"].type != onnx.AttributeProto.STRING:
-        kinds = kind_name(attributes["type"].type), kind_name(onnx.AttributeProto.STRING)
-        yield Finding("attribute-kind", name, "type", *kinds, f"write type as a string, one of {known}")
-    elif _nearly(found := str(value_of(attributes["type"])), ops):
-        yield Finding("unknown-type", name, "type", found, known, f"use one of {known}, or another --target")
-
-
-def _nearly(found: str, ops: list[str]) -> bool:
-    """Whether a name is meant for one of some operators: another version of it, in other letters, or misspelt."""
-    lower = found.casefold()
-    return "gateddelta" in lower or bool(get_close_matches(lower, [op.casefold() for op in ops], 1, _NEAR))
-
-
-def _unknown_named(profile: Profile, message: onnx.NodeProto, name: str) -> Iterator[Finding]:
-    known = {one.op: one.domain for one in (*profile.operators, *profile.others) if one.op in _NAMED}
-    op, domain = message.op_type, message.domain
-    if op in known and domain not in ("", "ai.onnx", MICROSOFT):
-        fix = f"write the domain {known[op] or 'ai.onnx'}, or give the target that has it with --target"
-        yield Finding("domain", name, "domain", domain, known[op] or "ai.onnx", fix)
-    elif known and op not in known and domain in known.values():
-        fix = "fuse the unfused file for this target, or give another with --target"
-        yield Finding("unknown-type", name, "op_type", op, ", ".join(known), fix)
-
-
 def _node_findings(view: View) -> Iterator[Finding]:
     yield from attribute_findings(view)
-    if view.operator.op not in _NAMED and view.message.domain:
+    if view.operator.op not in NAMED and view.message.domain:
         fix = "leave the domain empty: the converter's parser goes by op_type alone"
         yield view.finding("domain", "domain", view.message.domain, "''", fix)
     sizes, disagreeing = sizes_of(view)

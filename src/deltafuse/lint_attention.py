@@ -66,11 +66,13 @@ def _rule(view: View) -> Iterator[Finding]:
 
 
 def opset_findings(view: View) -> Iterator[Finding]:
-    """The file imports what the operator came with."""
+    """The file imports what the operator came with, and nothing newer than is known of it."""
     domain, least = view.profile.opset or ("", 0)
-    found = view.model.opset_imports.get(domain)
+    found, where = view.model.opset_imports.get(domain), domain or "ai.onnx"
+    if found is not None and found > least > 0:
+        fix = f"import {where} {least}: a newer version of {view.operator.op} may be another operator"
+        yield view.finding("opset-newer", where, found, least, fix)
     if found is None or found < least:
-        where = domain or "ai.onnx"
         fix = f"import {where} {least}; raise other operators with it"
         yield view.finding("opset", where, "absent" if found is None else found, f"{least} or newer", fix)
 

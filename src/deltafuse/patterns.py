@@ -14,9 +14,11 @@ from typing import Literal, Protocol, cast
 
 from deltafuse.draws import Array
 from deltafuse.errors import UserError
+from deltafuse.expression_own import OwnExpression
 from deltafuse.expressions import Expression
+from deltafuse.patterns_own import check_recurrence
 from deltafuse.reasons import TEXTS
-from deltafuse.user_code import run_file
+from deltafuse.user_code import own_file, run_file, shipped_folder
 
 #: What the log decay is one number of: a head and token, a head, token and key channel; or there is no decay.
 Decay = Literal["head", "channel", "none"]
@@ -76,12 +78,6 @@ class Recurrence(Protocol):
     ) -> tuple[Array, Array]:
         """Out and final state."""
         ...
-
-
-def shipped_folder() -> Path:
-    """Where the shipped patterns lie: beside the package in a checkout, inside it in a wheel."""
-    inside = Path(__file__).parent / "_patterns"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "patterns"
 
 
 @dataclass(frozen=True)
@@ -174,16 +170,23 @@ def load_file(path: Path) -> Loaded:
     Raises:
         UserError: it is no pattern.
     """
-    module = run_file(path, "pattern", "bad-pattern")
+    module = run_file(path, "pattern")
     pattern: object = getattr(module, "PATTERN", None)
     if pattern is None:
         raise UserError("bad-pattern", f"{path} does not define a PATTERN: see patterns/gated_delta_rule.py")
+    if isinstance(pattern, type):
+        raise UserError("bad-pattern", f"the PATTERN of {path} is a class; write {pattern.__name__}()")
     ordinary = isinstance(pattern, Expression)
     missing = [name for name in (_PARTS if ordinary else _MEMBERS) if not hasattr(pattern, name)]
     if missing:
         like = "patterns/min_max_clip.py" if ordinary else "patterns/gated_delta_rule.py"
         raise UserError("bad-pattern", f"the PATTERN of {path} lacks {', '.join(missing)}: see {like}")
     rule = cast("Pattern | Expression", pattern)
+    if own_file(module.__name__) is not None:
+        if isinstance(rule, Expression):
+            rule = OwnExpression(rule, path)
+        else:
+            check_recurrence(rule, path)
     summary = next(iter((module.__doc__ or "").strip().splitlines()), "")
     kind = "expression" if ordinary else "recurrence"
     operator = rule.operator if isinstance(rule, Expression) else ""

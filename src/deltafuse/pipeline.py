@@ -35,6 +35,7 @@ from deltafuse.restated import Restated
 from deltafuse.sanity import checked
 from deltafuse.searching import Search, Searched
 from deltafuse.shapes import Shapes
+from deltafuse.user_code import blamed
 from deltafuse.wire import Model, scan
 
 
@@ -140,6 +141,7 @@ def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
     return tuple(files)
 
 
+@blamed()
 @bounded
 def _prepare(
     options: FuseOptions, clock: Clock, chosen: Chosen, early: Early | None
@@ -229,10 +231,11 @@ def _prove_plans(
         if isinstance(plan, SiteReport):
             reports.append(plan)
             continue
-        match, key = plan.match, (plan.match.class_key, plan.op, chosen.target_of(plan.match.name).name)
+        match, target = plan.match, chosen.target_of(plan.match.name)
+        key = (match.class_key, plan.op, f"{target.name} {target.file}")
         if key not in errors:
             trial, tokens = searched.trials[match.class_key], pinned_tokens(options, match.dims.tokens)
-            errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch)
+            errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch, target.file)
         error = errors[key]
         if isinstance(error, Reason):
             reports.append(SiteReport(match.name, "refused", match, None, error, (), len(match.nodes)))
@@ -246,11 +249,7 @@ def _prove_plans(
 
 
 def _report(
-    chosen: Chosen,
-    found: _Found,
-    draft: Draft,
-    reports: tuple[SiteReport, ...],
-    clock: Clock,
+    chosen: Chosen, found: _Found, draft: Draft, reports: tuple[SiteReport, ...], clock: Clock
 ) -> FuseReport:
     options = chosen.options
     graphs = [searched.scope.model.graph for searched in found.graphs]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from types import ModuleType
 
 from deltafuse.errors import UserError
+from deltafuse.targets import own
 from deltafuse.targets.base import Case, Limit, Target, TargetOptions
 from deltafuse.targets.profile import Profile
-from deltafuse.user_code import run_file
+from deltafuse.user_code import guide, run_file
 
 __all__ = ["Case", "Limit", "Profile", "Target", "TargetOptions", "get", "names"]
 
@@ -34,20 +34,22 @@ def get(name: str) -> Profile:
         name: of a shipped target, or the path of a Python file.
 
     Raises:
-        UserError: ``unknown-target``; the message lists the known names. ``target-file``: the file defines no profile.
+        UserError: ``unknown-target``; the message lists the known names. ``target-file``: the file defines no profile,
+            or one with a fault.
     """
     if name in _MODULES:
-        return _profile(importlib.import_module(f"deltafuse.targets.{_MODULES[name]}"), name)
+        return importlib.import_module(f"deltafuse.targets.{_MODULES[name]}").PROFILE
     if name.endswith(".py"):
-        return _profile(run_file(Path(name), "target", "target-file"), name)
+        return _own(Path(name))
     known = ", ".join(names())
     raise UserError(
         "unknown-target", f"there is no target named {name!r}; give one of: {known}, or the path of a .py file"
     )
 
 
-def _profile(module: ModuleType, name: str) -> Profile:
-    found = getattr(module, "PROFILE", None)
-    if isinstance(found, Profile):
-        return found
-    raise UserError("target-file", f"{name} defines no PROFILE of type deltafuse.targets.Profile")
+def _own(path: Path) -> Profile:
+    found: object = getattr(run_file(path, "target"), "PROFILE", None)
+    if not isinstance(found, Profile):
+        text = f"{path} defines no PROFILE of type deltafuse.targets.Profile; define one, {guide('target')}"
+        raise UserError("target-file", text)
+    return own.checked(found, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from onnx import TensorProto
 
@@ -142,6 +143,7 @@ class Profile:
         runtime: what runs the fused file, where several targets share it; "" for the target's own.
         others: operators that stand for ordinary expressions, which are looked for by default: see
             `deltafuse.expressions.Expression.operator`.
+        file: of the user's that defines it, None for a shipped one.
     """
 
     name: str
@@ -156,6 +158,7 @@ class Profile:
     fixes_batch: bool = False
     runtime: str = ""
     others: tuple[Operator, ...] = ()
+    file: Path | None = None
 
     @property
     def limits(self) -> tuple[Limit, ...]:
