@@ -197,7 +197,7 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     sites = tuple(site for some, _ in judged for site in some)
     origin = unrelated(before, after, known)
     reasons = (*([] if origin is None else [origin]), *(reason for one in graphs for reason in one.difference.findings))
-    structure = tuple(node for one in graphs for node in check_structure(one.after, one.difference.regions))
+    structure = tuple(node for one in graphs for node in check_structure(one.after, one.difference.written))
     notes = dict.fromkeys(note for one in graphs for note in runtime_notes(one.after.graph))
     if not sites:
         notes[_NO_SITE.format(fused=fused)] = None

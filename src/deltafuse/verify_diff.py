@@ -62,6 +62,11 @@ class Difference:
     copies: tuple[str, ...] = ()
     changed: tuple[int, ...] = ()
 
+    @property
+    def written(self) -> tuple[Region, ...]:
+        """All regions."""
+        return (*self.regions, *self.expressions)
+
 
 def compare(unfused: Model, fused: Model, entered: Collection[int] = ()) -> Difference:
     """Compares two graphs node by node, whatever their order.
