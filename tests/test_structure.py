@@ -196,6 +196,15 @@ def test_a_guard_of_a_result_is_seen(patched, op, output):
     assert faults(report) == [(site_of(op), "structure-stranger")]
 
 
+@pytest.mark.parametrize("name", ["chunk_dy23_norm_outside__halfinside", "steps_gates__function"])
+def test_what_the_source_has_of_its_own_is_no_fault(name, tmp_path):
+    """A norm in half precision; a gate that is inlined of a function."""
+    source, output = Path(__file__).parent / "zoo" / f"{name}.onnx", tmp_path / "fused.onnx"
+    assert pipeline.fuse(FuseOptions(source, output, target="ort"), SilentProgress()).exit == 0
+    report = verify(source, output, level="site")
+    assert (report.exit, faults(report)) == (0, [])
+
+
 def test_a_guard_in_front_of_the_norm_is_seen(patched):
     def change(graph):
         node = next(node for node in graph.node if node.name.startswith("layers.0/") and "query/l2norm" in node.name

@@ -24,7 +24,7 @@ from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.record import find, node_digest
 from deltafuse.shapes import Shapes
-from deltafuse.structure_strangers import Walk, around, find_strangers, walk_back
+from deltafuse.structure_strangers import NORMED, Walk, around, find_strangers, norm_nodes, walk_back
 from deltafuse.verify_bars import target_of
 from deltafuse.verify_cut import Side, site_name
 from deltafuse.verify_regions import Region
@@ -118,7 +118,9 @@ def _check(after: Side, region: Region, changed: dict[str, str]) -> Iterator[Sit
         for port, operand in ports.items():
             walk = walk_back(graph, inside, operand)
             paths.append(_path(after.shapes, port, operand, walk))
-            reasons += _rounded(after, f"{port} of {name}", operand, walk, walk.sources)
+            # A norm computes in the type that the source has it in.
+            norm = [graph.node_outputs[one][0] for one in (norm_nodes(after, walk) if port in NORMED else ())]
+            reasons += _rounded(after, f"{port} of {name}", operand, walk, (*walk.sources, *norm))
             reasons += _wired(graph, port, name, site, walk)
         reasons += _results_rounded(after, inside, node)
         yield SiteStructure(site, name, _kind(message), tuple(paths), tuple(map(finding, reasons)), notes)

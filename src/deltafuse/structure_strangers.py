@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltafuse.boundary import LAYOUT
+from deltafuse.boundary import LAYOUT, site_of
 from deltafuse.classes import Kind
 from deltafuse.graph import Graph
 from deltafuse.norm_form import read_form
@@ -32,7 +32,8 @@ SIZES = frozenset({"Shape", "Size"})
 _MOVES = LAYOUT | {"Cast", "Concat", "Constant"}
 #: Arithmetic on sizes: the token count of a sequence, where each begins.
 _COUNTS = frozenset({"Mul", "Div"})
-_NORMED = ("query", "key")
+#: Operands that may be normalised on the way.
+NORMED = ("query", "key")
 #: Bytes of the largest zero state that is read.
 _LIMIT = 1 << 26
 
@@ -84,6 +85,10 @@ def find_strangers(
     graph = after.graph
     known = {node for ports in called.values() for node in _known(after, inside, ports)}
     left = {node for node in inside if node not in known and not _plain(after, node)}
+    if left and after.model.functions:
+        # What was inlined of the file's functions stands in the fused file alone.
+        ops = {node.op_type for function in after.model.local_functions.values() for node in function.node}
+        left = {node for node in left if site_of(graph.node(node)) or graph.op[node] not in ops}
     for node in called:
         beside = sorted(left & _beside(graph, inside, node))
         left.difference_update(beside)
@@ -104,16 +109,16 @@ def _plain(after: Side, node: int) -> bool:
 def _known(after: Side, inside: Collection[int], ports: Mapping[str, int]) -> Iterator[int]:
     """The arithmetic of norms and of zeros on the way to a fused node's operands."""
     graph = after.graph
-    for port in _NORMED:
+    for port in NORMED:
         if port in ports:
-            yield from _norm(after, walk_back(graph, inside, ports[port]))
+            yield from norm_nodes(after, walk_back(graph, inside, ports[port]))
     if "state" in ports:
         for node in walk_back(graph, inside, ports["state"]).nodes:
             if graph.standard[node] == "Mul" and any(_is_zero(after, value) for value in graph.node_inputs[node]):
                 yield node
 
 
-def _norm(after: Side, walk: Walk) -> tuple[int, ...]:
+def norm_nodes(after: Side, walk: Walk) -> tuple[int, ...]:
     """The nodes of the last value on the way that is a norm of where it starts."""
     graph = after.graph
     starts = [value for value in walk.sources if after.kinds[value] == Kind.DATA]
