@@ -135,7 +135,7 @@ ROOMS = (
         "matching",
         (
             "verify*", "network*", "rollout*", "inputs*", "masks", "measure", "divergence", "hybrid", "states*",
-            "structure", "bisecting", "ablating*", "minimizing",
+            "structure*", "bisecting", "ablating*", "minimizing",
         ),
     ),
     Room(

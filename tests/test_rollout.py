@@ -266,6 +266,18 @@ def test_a_map_of_unknown_names_is_told(fused):
     assert refused(fused(PREFILL), fused(DECODE), maps=(several,)).code == "usage"
 
 
+def test_a_map_of_what_is_no_state_is_told(fused):
+    error = refused(fused(PREFILL), fused(DECODE), maps=(("logits", "past_kv_cache"),))
+    assert error.code == "unknown-state"
+    says = "--map logits=past_kv_cache: logits is none of the outputs that may be states, which are present_conv_states"
+    assert says in str(error)
+    error = refused(fused(PREFILL), fused(DECODE), maps=(("present_kv_cache", "attention_mask"),))
+    assert "attention_mask is none of the inputs that may be states, which are past_conv_states" in str(error)
+    error = refused(fused(PREFILL), fused(DECODE), maps=(("present_conv_states", "past_recurrent_states"),))
+    assert error.code == "state-misfit"
+    assert "present_conv_states [3, 1, 128, 4] has 4 axes and past_recurrent_states [3, 1, 4, 16, 16] 5" in str(error)
+
+
 def test_a_wider_conv_state_gives_its_last_columns_and_another_type_is_cast(plain, fused, edited):
     def change(graph):
         """A fifth column in front of the four, and doubles."""
@@ -623,7 +635,12 @@ def test_both_graphs_go_through_all_levels(fuse, fused):
         (["--decode", "a", "b", "--level", "site", "--rollout", "2"], "--level site"),
         (["--decode", "a", "b", "--map", "x"], "OUTPUT=INPUT"),
         (["--decode", __file__, "b", "--level", "task", "--rollout", "2", "--save-inputs", "x"], "--save-inputs"),
+        (["--decode", "a", "b", "--rollout", "0"], "'0' is not a whole number of 1 or more"),
         (["--decode", "a", "b", "--nrmse", "-1"], "0 or more"),
+        (["--decode", "a", "b", "--nrmse", "nan"], "0 or more"),
+        (["--decode", "a", "b", "--max-abs", "inf"], "0 or more"),
+        (["--decode", "a", "b", "--cosine", "2"], "from 0 to 1"),
+        (["--decode", "a", "b", "--cosine", "nan"], "from 0 to 1"),
         (["u", "f", "--decode", "a", "b"], "not both"),
         (["u", "f", "--rollout", "2"], "by name"),
         (["u", "f", "--map", "a=b"], "by name"),

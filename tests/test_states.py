@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from deltafuse.errors import UserError
+from deltafuse.rollout_child import chain
 from deltafuse.states import Link, MisfitError, Slot, as_document, carry, from_document
 from deltafuse.states_map import State, pair_states
 
@@ -91,6 +93,26 @@ def test_a_map_may_stack_and_take_apart():
     assert pairs([stack], layers, (("s", "b,a"),)) == [("s", "b,a", "unstack", "map")]
 
 
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "says"),
+    [
+        ([state("a", 1, 4, 8)], [state("x", 2, 1, 4, 8)], r"a \[1, 4, 8\] has 3 axes and x \[2, 1, 4, 8\] 4"),
+        ([state("a", 2, 4, 8)], [state("x", 3, 4, 8)], r"axis 0 of a \[2, 4, 8\] is not that of x \[3, 4, 8\]"),
+        ([state("a", 1, 2), state("b", 1, 2)], [state("s", 3, 1, 2)], r"s \[3, 1, 2\] has 3 layers, and 2 are named"),
+        ([state("s", 2, 1, 2)], [state("a", 1, 2), state("b", 1, 1, 2)], r"b \[1, 1, 2\] has 3 axes and s \[1, 2\] 2"),
+    ],
+)
+def test_a_map_of_states_that_never_fit_is_refused(outputs, inputs, says):
+    names = [",".join(one.name for one in some) for some in (outputs, inputs)]
+    with pytest.raises(UserError, match=says) as error:
+        pairs(outputs, inputs, (tuple(names),))
+    assert error.value.code == "state-misfit"
+
+
+def test_a_map_may_pair_what_can_be_made_to_fit():
+    assert pairs([state("a", None, 8, 4)], [state("x", 1, 8, 3)], (("a", "x"),)) == [("a", "x", "same", "map")]
+
+
 def test_what_need_not_come_from_anywhere_is_left():
     assert pairs([state("a", 1, 2)], [state("hidden", 7)], needed=()) == []
 
@@ -150,6 +172,53 @@ def test_another_type_is_cast_and_told():
 def test_what_has_no_meaning_is_refused(shape, slot, options):
     with pytest.raises(MisfitError, match="is to have"):
         carried(np.ones(shape, np.float32), slot, **options)
+
+
+@pytest.mark.parametrize("how", ["same", "stack", "unstack"])
+def test_carried_states_have_memory_of_their_own(how):
+    given = {"s": np.ones((2, 3), np.float32), "t": np.ones((2, 3), np.float32)}
+    links = {"same": (("s",), ("x",)), "stack": (("s", "t"), ("x",)), "unstack": (("s",), ("x", "y"))}[how]
+    shape = {"same": (2, 3), "stack": (2, 2, 3), "unstack": (3,)}[how]
+    slots = {name: Slot(shape, "float32") for name in ("x", "y")}
+    found, _ = carry([Link(*links, how)], given, slots, 1, first=False)
+    given["s"][:] = 7
+    found["x"][:] += 1
+    assert set(np.ravel(found.pop("x"))) == {2}
+    assert all(set(np.ravel(other)) == {1} for other in found.values())
+
+
+class Reusing:
+    """A runtime that writes each step into the same memory, adds one to what it is fed and gives a view of that."""
+
+    def __init__(self):
+        self.logits = np.zeros((1, 1, 5), np.float32)
+
+    def get_inputs(self):
+        return [SimpleNamespace(name="ids"), SimpleNamespace(name="past")]
+
+    def get_outputs(self):
+        return [SimpleNamespace(name=name, type="tensor(float)") for name in ("logits", "present")]
+
+    def run(self, wanted, feeds):
+        feeds["past"] += 1
+        self.logits[:] = 0
+        self.logits[..., int(feeds["past"][0, 0])] = 1
+        return [self.logits, feeds["past"][:]]
+
+
+def test_a_chain_keeps_what_a_runtime_writes_over(tmp_path):
+    np.save(tmp_path / "ids.npy", np.zeros((1, 1), np.int64))
+    np.save(tmp_path / "past.npy", np.zeros((1, 2), np.float32))
+    links, slots = (Link(("present",), ("past",)),), {"past": Slot((1, 2), "float32")}
+    request = {
+        "inputs": {name: str(tmp_path / f"{name}.npy") for name in ("ids", "past")}, "drawn": {}, "steps": 3,
+        "ids": "ids", "first": 0, "tokens": None, "logits": "logits", "past": 0, "stride": 1, "clocks": {},
+        "states": as_document(links, slots), "watch": {"past": False}, "outputs": ["present"],
+    }  # fmt: skip
+    files = chain(request, Reusing(), tmp_path)["files"]
+    assert np.load(files["logits"]).argmax(-1).tolist() == [1, 2, 3]
+    assert np.load(files["state past"])[:, 0].tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert np.load(files["output present"])[:, 0].tolist() == [[1, 1], [2, 2], [3, 3]]
 
 
 def test_stacks_are_made_and_taken_apart():

@@ -374,6 +374,48 @@ def test_pinned_axes_are_no_difference(fused):
     assert verify(source, output, level="site").exit == 0
 
 
+@pytest.mark.parametrize("record", [True, False], ids=["record", "no record"])
+def test_an_axis_that_no_fuse_renamed_or_pinned(fused, tmp_path, record):
+    """Of a pin by hand only the record can tell."""
+    source, output = fused("full_decode_ts17")
+    changes = {"renamed": {"dim_param": "other"}, "pinned": {"dim_value": 7}}
+    for name, change in changes.items():
+        model = onnx.load(output)
+        dims = model.graph.input[1].type.tensor_type.shape.dim
+        old = dims[1].dim_param
+        dims[1].CopyFrom(onnx.TensorShapeProto.Dimension(**change))
+        if not record:
+            del model.metadata_props[:]
+        onnx.save(model, tmp_path / "edited.onnx")
+        report = verify(source, tmp_path / "edited.onnx", level="site")
+        texts = [found.text for found in report.findings if found.code == "changed-axis"]
+        (new,) = change.values()
+        says = f"axis 1 of the graph input {model.graph.input[1].name} is {old} in the unfused file and {new} in"
+        assert [text.startswith(says) for text in texts] == [True] * (record or name == "renamed")
+        assert report.exit == (5 if texts else 0)
+
+
+def test_a_record_of_another_file(fused, tmp_path):
+    (source, output), (_, other) = fused("full_decode_ts17"), fused("rec_ts17_nonorm")
+    model = onnx.load(output)
+    del model.metadata_props[:]
+    model.metadata_props.extend(onnx.load(other).metadata_props)
+    onnx.save(model, tmp_path / "other.onnx")
+    report = verify(source, tmp_path / "other.onnx", level="site")
+    assert (report.exit, [found.code for found in report.findings]) == (5, ["record-of-another"])
+    assert "has 0; fuse" in report.findings[0].text
+
+
+def test_a_file_that_was_saved_anew_is_not_of_another(fused, tmp_path):
+    paths = [tmp_path / name for name in ("unfused.onnx", "fused.onnx")]
+    for path, given in zip(paths, fused("full_decode_ts17"), strict=True):
+        model = onnx.load(given)
+        model.producer_version = "saved anew"
+        onnx.save(model, path)
+    report = verify(*paths, level="site")
+    assert (report.exit, report.findings) == (0, ())
+
+
 def test_another_opset(patched):
     def change(model):
         model.opset_import[0].version += 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 from deltafuse import pipeline
+from deltafuse.errors import UserError
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.verify_bars import KINDS, Bar, Overrides, bar, bar_of, target_of
@@ -81,6 +84,22 @@ def test_the_user_sets_other_bars():
     one = bar("fp16", "ascend-310p", Overrides(nrmse=0.5))
     assert (one.nrmse, one.cosine) == (0.5, 0.999)
     assert bar("fp16", overrides=Overrides(0.1, 0.2, 0.3)) == Bar(0.1, 0.2, 0.3, 0.02, 2, "fp16", "")
+
+
+@pytest.mark.parametrize(
+    ("bars", "says"),
+    [
+        ({"cosine": 2.0}, "cosine 2.0: give a number from 0 to 1"),
+        ({"cosine": float("nan")}, "cosine nan"),
+        ({"nrmse": -0.1}, "nrmse -0.1: give a number of 0 or more"),
+        ({"nrmse": float("nan")}, "nrmse nan"),
+        ({"max_abs": float("inf")}, "max_abs inf"),
+    ],
+)
+def test_bars_that_say_nothing_are_refused(bars, says):
+    with pytest.raises(UserError, match=re.escape(says)) as error:
+        Overrides(**bars)
+    assert error.value.code == "usage"
 
 
 def test_what_failed_is_named():

@@ -19,7 +19,7 @@ from deltafuse.graph import Graph
 #: metadata of every node that a fuse wrote: the site's name
 SITE = "deltafuse.site"
 #: operators that move elements of their first input and leave them as they are
-_LAYOUT = frozenset(
+LAYOUT = frozenset(
     {"Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 )
 
@@ -177,7 +177,7 @@ class _Walk:
         return self.graph.op[node] == "Cast" and not self.graph.domain[node] and self._is_ours(node)
 
     def _moves(self, node: int) -> bool:
-        return self.graph.op[node] in _LAYOUT and not self.graph.domain[node] and self._is_ours(node)
+        return self.graph.op[node] in LAYOUT and not self.graph.domain[node] and self._is_ours(node)
 
     def _is_ours(self, node: int) -> bool:
         return not self.site or site_of(self.graph.node(node)) == self.site

@@ -81,7 +81,10 @@ def _sorted(path: Path, graph: Graph) -> list[int]:
             if done[node] == 1:
                 check_written_once(path, graph)
                 name = graph.label(node)
-                raise UserError("cyclic", f"node {name} reads what is computed from it: export the model again")
+                raise UserError(
+                    "cyclic", f"in {path} the node {name} reads what is computed from it: undo the edit that did that, "
+                    "or make the file again"
+                )  # fmt: skip
             done[node] = 1
             stack += waiting
     return order

@@ -51,6 +51,17 @@ def bound(text: str) -> float:
     return value
 
 
+def cosine(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
 #: Names of the shipped targets, as `deltafuse.targets.names` has them.
 TARGETS = ("ascend-310p", "ascend-a2", "onnx", "ort")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deltafuse.parsers_types import bound, pin, state_map
+from deltafuse.parsers_types import bound, cosine, count, pin, state_map
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     add("--prefill", nargs=2, type=Path, metavar=files, help="the graph that takes a prompt")
     decode = "the graph that takes one token more; alone, its first states are drawn"
     add("--decode", nargs=2, type=Path, metavar=files, help=decode)
-    add("--rollout", type=int, default=0, metavar="N", help="chain N decode steps, each with the likeliest token")
+    add("--rollout", type=count, default=0, metavar="N", help="chain N decode steps, each with the likeliest token")
     add("--prompt", type=Path, metavar="NPY", help="token ids of the prompt; drawn if left out")
     add("--nll", type=Path, metavar="NPY", help="token ids whose loss both pairs are to tell, token by token")
     maps = "a state that decode takes from this output, where names and sizes do not tell; several with commas are a "
@@ -52,6 +52,6 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
 
 def _add_bars(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("bars, in place of those for the kind of difference and the target")
-    group.add_argument("--cosine", type=bound, metavar="X", help="least cosine")
+    group.add_argument("--cosine", type=cosine, metavar="X", help="least cosine")
     group.add_argument("--nrmse", type=bound, metavar="X", help="largest root mean square error, over the unfused")
     group.add_argument("--max-abs", type=bound, metavar="X", help="largest difference of one element")

@@ -116,7 +116,7 @@ class _Kept:
         for name in self._request["outputs"]:
             self._rows.setdefault(f"output {name}", []).append(sampled(np.reshape(outputs[name], (1, -1))))
         if self._request["logits"]:
-            self._rows.setdefault("logits", []).append(last_row(outputs[self._request["logits"]]))
+            self._rows.setdefault("logits", []).append(np.array(last_row(outputs[self._request["logits"]])))
 
     def write(self, folder: Path) -> dict[str, str]:
         """One file for each: steps along the first axis."""

@@ -20,7 +20,7 @@ from deltafuse.network_run import ask, run_model, write_inputs
 from deltafuse.options import Progress
 from deltafuse.reasons import Reason
 from deltafuse.rollout_child import last_row
-from deltafuse.rollout_states import Ports, first_links, next_links, ports_of, slots_of
+from deltafuse.rollout_states import Ports, first_links, next_links, ports_of, slots_of, state_names
 from deltafuse.states import Link, MisfitError, as_document, carry
 from deltafuse.states_map import check_maps
 from deltafuse.verify_stage import Stage
@@ -97,7 +97,7 @@ class Runner:
             _check_speaks(prefill, ports_of(prefill))
         if prefill is not None and decode is not None:
             _check_speaks(decode, ports_of(decode))
-        check_maps(maps, _known(prefill, decode))
+        check_maps(maps, _known(prefill, decode), state_names(prefill, decode, self.ports))
         if decode is not None and self.ports is not None:
             known = first_links(prefill, decode, self.ports, maps) if prefill is not None else None
             self.first = known or ()

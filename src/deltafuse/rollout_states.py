@@ -101,6 +101,13 @@ def next_links(
     return pair_states(_state_outputs(decode), inputs, maps, needed=needed)
 
 
+def state_names(prefill: Stage | None, decode: Stage | None, ports: Ports | None) -> dict[str, list[str]]:
+    """Names of the ``outputs`` of both graphs and of the ``inputs`` of the decode, with `ports`, that may be states."""
+    outputs = [state.name for stage in (prefill, decode) if stage is not None for state in _state_outputs(stage)]
+    inputs = [] if decode is None or ports is None else [state.name for state in _state_inputs(decode, ports)]
+    return {"outputs": outputs, "inputs": inputs}
+
+
 def slots_of(decode: Stage, ports: Ports) -> dict[str, Slot]:
     """What each input takes, from the fused file: its pinned axes are numbers."""
     shapes, graph = decode.after.shapes, decode.after.graph

@@ -75,7 +75,7 @@ def carry(
         first: whether that was the prefill, whose cache is all there is.
 
     Returns:
-        An array for each target, and what had to be changed to make it fit, a sentence for each.
+        An array for each target, in memory of its own, and what had to be changed to make it fit, a sentence for each.
 
     Raises:
         MisfitError: sizes that differ in a way that has no meaning.
@@ -114,7 +114,8 @@ def _fitted(
     if str(array.dtype) != slot.dtype:
         notes.append(f"{label}: cast from {array.dtype} to {slot.dtype}")
         array = array.astype(slot.dtype)
-    return np.ascontiguousarray(array)
+    # Its own memory: a runtime may write into what it gave once more, or into what it is fed.
+    return np.array(array, order="C")
 
 
 def _resized(

@@ -76,33 +76,61 @@ def _mapped(
     outputs: Sequence[State], inputs: Sequence[State], maps: Sequence[tuple[str, str]]
 ) -> Iterator[Link]:
     """What the user says, as far as these graphs have it: a prefill and a decode may name theirs differently."""
-    given, taken = {state.name for state in outputs}, {state.name for state in inputs}
+    given, taken = {state.name: state for state in outputs}, {state.name: state for state in inputs}
     for left, right in maps:
         sources, targets = tuple(left.split(",")), tuple(right.split(","))
-        if not (set(sources) <= given and set(targets) <= taken):
+        if not (set(sources) <= set(given) and set(targets) <= set(taken)):
             continue
         how: How = "same" if len(sources) == len(targets) else "stack" if len(targets) == 1 else "unstack"
         if how == "unstack" and len(sources) > 1:
             raise UserError("usage", f"--map {left}={right}: one of both sides must be a single name, or both as long")
+        misfit = _misfit(how, [given[name] for name in sources], [taken[name] for name in targets])
+        if misfit:
+            raise UserError("state-misfit", f"--map {left}={right}: {misfit}; pair states of the same kind")
         yield Link(sources, targets, how, "map")
 
 
-def check_maps(maps: Sequence[tuple[str, str]], known: Mapping[str, Sequence[str]]) -> None:
-    """Raises where a name of ``--map`` is none of any graph's.
+def _misfit(how: How, sources: Sequence[State], targets: Sequence[State]) -> str:
+    """Why outputs cannot be made to fit inputs, "" where they may: only the last two axes are ever cut or filled."""
+    if how != "same":
+        many, (stack,) = (sources, targets) if how == "stack" else (targets, sources)
+        layers = None if stack.shape is None else (*stack.shape, None)[0]
+        if layers not in (None, len(many)):
+            return f"{_shown(stack)} has {layers} layers, and {len(many)} are named"
+        inner = State(stack.name, None if stack.shape is None else stack.shape[1:])
+        pairs = [(one, inner) for one in many]
+    else:
+        pairs = list(zip(sources, targets, strict=True))
+    for one, other in pairs:
+        if one.shape is None or other.shape is None:
+            continue
+        if len(one.shape) != len(other.shape):
+            return f"{_shown(one)} has {len(one.shape)} axes and {_shown(other)} {len(other.shape)}"
+        for axis, (a, b) in enumerate(zip(one.shape[:-2], other.shape[:-2], strict=True)):
+            if None not in (a, b) and a != b:
+                return f"axis {axis} of {_shown(one)} is not that of {_shown(other)}"
+    return ""
+
+
+def check_maps(
+    maps: Sequence[tuple[str, str]], known: Mapping[str, Sequence[str]], states: Mapping[str, Sequence[str]]
+) -> None:
+    """Raises where a name of ``--map`` is none of any graph's, or that of no state.
 
     Args:
         maps: what the user says.
         known: names of the ``outputs`` and ``inputs`` of all graphs.
+        states: those of them that may be states.
     """
     for left, right in maps:
         for names, side in ((left, "outputs"), (right, "inputs")):
-            there = known[side]
             for name in names.split(","):
-                if name not in there:
-                    text = ", ".join(dict.fromkeys(there)) or "none"
-                    raise UserError(
-                        "unknown-state", f"--map {left}={right}: {name} is none of the {side}, which are {text}"
-                    )
+                for there, what in ((known[side], side), (states[side], f"{side} that may be states")):
+                    if name not in there:
+                        text = ", ".join(dict.fromkeys(there)) or "none"
+                        raise UserError(
+                            "unknown-state", f"--map {left}={right}: {name} is none of the {what}, which are {text}"
+                        )
 
 
 def _stem(name: str) -> tuple[str, ...]:

@@ -7,23 +7,27 @@ to, and against the record of the fuse where the file has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto
 
 from deltafuse import targets
 from deltafuse.boundary import site_of
+from deltafuse.classes import Kind
+from deltafuse.dtypes import dtype_name
 from deltafuse.errors import UserError
 from deltafuse.fused import call as read_call
 from deltafuse.graph import Graph
 from deltafuse.lint import ASCEND, node_findings
+from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.record import find, node_digest
 from deltafuse.shapes import Shapes
+from deltafuse.structure_strangers import NORMED, Walk, around, find_strangers, norm_nodes, walk_back
 from deltafuse.verify_bars import target_of
 from deltafuse.verify_cut import Side, site_name
-from deltafuse.verify_diff import Region, reads
+from deltafuse.verify_regions import Region
 from deltafuse.verify_trial import Finding, finding
 
 __all__ = ["OperandPath", "SiteStructure", "check_structure"]
@@ -31,7 +35,7 @@ __all__ = ["OperandPath", "SiteStructure", "check_structure"]
 TEXTS.update(
     {
         "structure-profile": "{node}, {part}: found {found}, wanted {wanted}; {fix}",
-        "structure-rounded": "{port} of {node} goes through {narrow} on its way from {source} to {wanted}: numbers are "
+        "structure-rounded": "{what} goes through {narrow} on its way from {source} to {wanted}: numbers are "
         "lost that neither side has to lose; fuse the model again",
         "structure-wiring": "{port} of {node}, which belongs to {site}, is computed by nodes of {other}; "
         "fuse the model again",
@@ -45,7 +49,7 @@ _TYPES: dict[int, tuple[int, str]] = {
     TensorProto.FLOAT: (24, "float32"),
     TensorProto.DOUBLE: (53, "float64"),
 }
-_SIZES = frozenset({"Shape", "Size"})
+_CONV_PORTS = ("x", "weight", "bias", "past_state")
 _DATA = ("query", "key", "value", "g", "gk", "beta", "state", "initial_state")
 
 
@@ -88,39 +92,64 @@ class SiteStructure:
 
 
 def check_structure(after: Side, regions: Sequence[Region]) -> tuple[SiteStructure, ...]:
-    """Looks over every fused node of some regions.
+    """Looks over every fused node of some regions, convolutions among them.
 
     Args:
         after: the fused file.
         regions: what it has in place of the unfused nodes.
     """
     changed = _changed_since(after)
-    return tuple(_check(after, region, node, changed) for region in regions for node in region.fused)
+    return tuple(found for region in regions for found in _check(after, region, changed))
 
 
-def _check(after: Side, region: Region, node: int, changed: dict[str, str]) -> SiteStructure:
+def _check(after: Side, region: Region, changed: dict[str, str]) -> Iterator[SiteStructure]:
     graph = after.graph
-    message = graph.node(node)
-    name = message.name or graph.name(graph.node_outputs[node][0])
-    site = site_of(message) or site_name(graph, region)
-    reasons = list(_held_to_profile(after, node))
-    call = read_call(message)
-    ports = {} if isinstance(call, Reason) else {p: v for p, v in call.ports.items() if p in _DATA}
-    paths: list[OperandPath] = []
-    for port, operand in ports.items():
-        walk = _walk(graph, set(region.nodes), graph.find(operand) or 0)
-        paths.append(_path(after.shapes, port, operand, walk))
-        reasons += _rounded(after.shapes, port, name, operand, walk)
-        reasons += _wired(graph, port, name, site, walk)
+    convs = [node for node in region.nodes if is_causal_conv(graph.op[node], graph.domain[node])]
+    called = {node: _operands(graph, node) for node in sorted((*region.fused, *convs))}
+    inside = around(graph, region, called)
+    strange = dict(find_strangers(after, inside, called))
     notes = tuple(dict.fromkeys(changed[value] for value in _written(graph, region) if value in changed))
-    kind = call.op if not isinstance(call, Reason) else message.op_type
-    return SiteStructure(site, name, kind, tuple(paths), tuple(map(finding, reasons)), notes)
+    for node, ports in called.items():
+        message, name = graph.node(node), graph.label(node)
+        site = site_of(message) or site_name(graph, region)
+        reasons = list(_held_to_profile(after, node))
+        reasons += [strange[node]] if node in strange else []
+        paths: list[OperandPath] = []
+        for port, operand in ports.items():
+            walk = walk_back(graph, inside, operand)
+            paths.append(_path(after.shapes, port, operand, walk))
+            # A norm computes in the type that the source has it in.
+            norm = [graph.node_outputs[one][0] for one in (norm_nodes(after, walk) if port in NORMED else ())]
+            reasons += _rounded(after, f"{port} of {name}", operand, walk, (*walk.sources, *norm))
+            reasons += _wired(graph, port, name, site, walk)
+        reasons += _results_rounded(after, inside, node)
+        yield SiteStructure(site, name, _kind(message), tuple(paths), tuple(map(finding, reasons)), notes)
+
+
+def _operands(graph: Graph, node: int) -> dict[str, int]:
+    """The ports of a fused node that carry data, and what they are fed with; none where it is malformed."""
+    if graph.op[node] == CAUSAL_CONV:
+        pairs = zip(_CONV_PORTS, graph.node_inputs[node], strict=False)
+        return {port: value for port, value in pairs if value}
+    call = read_call(graph.node(node))
+    if isinstance(call, Reason):
+        return {}
+    return {port: graph.find(value) or 0 for port, value in call.ports.items() if port in _DATA}
+
+
+def _kind(message: NodeProto) -> str:
+    """What a fused node calls."""
+    call = None if message.op_type == CAUSAL_CONV else read_call(message)
+    return message.op_type if call is None or isinstance(call, Reason) else call.op
 
 
 def _held_to_profile(after: Side, node: int) -> Sequence[Reason]:
     """What is wrong by the node's target; the two of Ascend share their operators, so that either will do."""
-    known = target_of(after.graph)
+    graph = after.graph
+    known = target_of(graph)
     names = ASCEND if known in ASCEND else (known,)
+    if graph.op[node] == CAUSAL_CONV:
+        names = ("ort" if graph.domain[node] == "com.microsoft" else "onnx",)
     found = [node_findings(after.model, after.shapes, targets.get(name), node) for name in names if name]
     least = min(found, key=len, default=())
     return [
@@ -132,31 +161,7 @@ def _held_to_profile(after: Side, node: int) -> Sequence[Reason]:
     ]
 
 
-@dataclass(frozen=True)
-class _Walk:
-    """The way back from an operand: nodes in order, values it starts from, sizes apart."""
-
-    nodes: tuple[int, ...]
-    sources: tuple[int, ...]
-
-
-def _walk(graph: Graph, inside: set[int], operand: int) -> _Walk:
-    nodes, sources, seen, stack = set[int](), dict[int, None](), {0}, [operand]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        node = graph.producer[value]
-        if node not in inside:
-            sources[value] = None
-        elif graph.standard[node] not in _SIZES:
-            nodes.add(node)
-            stack += reads(graph, node)
-    return _Walk(tuple(sorted(nodes)), tuple(sources))
-
-
-def _path(shapes: Shapes, port: str, operand: str, walk: _Walk) -> OperandPath:
+def _path(shapes: Shapes, port: str, operand: int, walk: Walk) -> OperandPath:
     graph = shapes.graph
     plain = [node for node in walk.nodes if graph.standard[node] != "Constant"]
     values = [*walk.sources, *(graph.node_outputs[node][0] for node in plain)]
@@ -166,23 +171,43 @@ def _path(shapes: Shapes, port: str, operand: str, walk: _Walk) -> OperandPath:
     return OperandPath(port, sources, tuple(graph.op[node] for node in plain), tuple(names))
 
 
-def _rounded(shapes: Shapes, port: str, node: str, operand: str, walk: _Walk) -> Iterator[Reason]:
-    """A type on the way that keeps less than where the operand comes from and less than where it goes."""
-    graph = shapes.graph
-    given = [_TYPES[kind] for value in walk.sources if (kind := shapes.dtype(value) or 0) in _TYPES]
-    wanted = _TYPES.get(shapes.dtype(graph.find(operand) or 0) or 0)
+def _rounded(after: Side, what: str, value: int, walk: Walk, sources: Sequence[int]) -> Iterator[Reason]:
+    """A type on the way that keeps less than where the value comes from and less than where it goes."""
+    graph, shapes = after.graph, after.shapes
+    wanted = _TYPES.get(shapes.dtype(value) or 0)
+    # A source of unknown type is as good as what becomes of it.
+    known = (_TYPES.get(dtype) if (dtype := shapes.dtype(source)) else wanted for source in sources)
+    given = [kind for kind in known if kind is not None]
     if not given or wanted is None:
         return
     least = min(*given, wanted)
     for number in walk.nodes:
-        kind = _TYPES.get(shapes.dtype(graph.node_outputs[number][0]) or 0, least)
-        if kind < least and graph.standard[number] != "Constant":
+        made = graph.node_outputs[number][0]
+        if graph.standard[number] == "Constant" or after.kinds[made] < Kind.WEIGHT:
+            continue
+        dtype = shapes.dtype(made)
+        kind = least if dtype is None else _TYPES.get(dtype, (0, dtype_name(dtype)))
+        if kind < least:
             names = {"narrow": kind[1], "source": given[0][1], "wanted": wanted[1]}
-            yield Reason("structure-rounded", {"port": port, "node": node, **names})
+            yield Reason("structure-rounded", {"what": what, **names})
             return
 
 
-def _wired(graph: Graph, port: str, node: str, site: str, walk: _Walk) -> Iterator[Reason]:
+def _results_rounded(after: Side, inside: Collection[int], node: int) -> Iterator[Reason]:
+    """The same for what a fused node gives, on its way to whoever reads it."""
+    graph, ends = after.graph, set(after.graph.outputs)
+    results = {value for value in graph.node_outputs[node] if value}
+    for number in sorted(inside):
+        for value in filter(None, graph.node_outputs[number]):
+            if value not in ends and all(reader in inside for reader in graph.consumers[value]):
+                continue
+            walk = walk_back(graph, inside, value)
+            sources = sorted(results.intersection(walk.sources))
+            what = f"{graph.name(value)}, a result of {graph.label(node)},"
+            yield from _rounded(after, what, value, walk, sources)
+
+
+def _wired(graph: Graph, port: str, node: str, site: str, walk: Walk) -> Iterator[Reason]:
     """Nodes of another site on the way: what a fuse writes says whose it is."""
     others = {site_of(graph.node(number)) for number in walk.nodes} - {site, ""}
     if others:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from onnx import TensorProto
 
+from deltafuse.errors import UserError
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
 from deltafuse.lowering_attention import LINEAR_ATTENTION
@@ -87,11 +88,23 @@ class Bar:
 
 @dataclass(frozen=True)
 class Overrides:
-    """Bars that the user sets, for every comparison at the target's precision; None keeps the table's."""
+    """Bars that the user sets, for every comparison at the target's precision; None keeps the table's.
+
+    Raises:
+        UserError: ``usage`` for a bar that every difference would fail, or none.
+    """
 
     cosine: float | None = None
     nrmse: float | None = None
     max_abs: float | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the numbers: of Python they come as they are."""
+        if self.cosine is not None and not 0 <= self.cosine <= 1:
+            raise UserError("usage", f"cosine {self.cosine}: give a number from 0 to 1")
+        for name, value in (("nrmse", self.nrmse), ("max_abs", self.max_abs)):
+            if value is not None and not 0 <= value < inf:
+                raise UserError("usage", f"{name} {value}: give a number of 0 or more")
 
 
 #: The FP16 row is the reference exporter's own bar for fused against unfused tensors, its first two tokens too.

@@ -19,7 +19,7 @@ from deltafuse.probe import cut_model
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 from deltafuse.verify_feeds import Input, Part, parts
-from deltafuse.verify_regions import Region, marked, reads
+from deltafuse.verify_regions import Region, marked, reads, rule_of
 from deltafuse.wire import Model
 
 TEXTS.update(
@@ -118,8 +118,8 @@ def site_name(graph: Graph, region: Region) -> str:
     Those of its fused nodes, and of expressions beside them; what was written around another fused node is that one's.
     """
     known = [_properties(graph, node).get("deltafuse.site", region.outputs[0]) for node in region.fused]
-    rules = {_properties(graph, node).get("deltafuse.rule") for node in region.fused}
-    others = [node for node in region.nodes if _properties(graph, node).get("deltafuse.rule") not in rules]
+    rules = {rule_of(graph, node) for node in region.fused}
+    others = [node for node in region.nodes if rule_of(graph, node) not in rules]
     return ", ".join(filter(None, dict.fromkeys([*known, *(marked(graph, node) for node in others)])))
 
 

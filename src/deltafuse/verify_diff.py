@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from deltafuse.dims import Dim, parse
-from deltafuse.dtypes import dtype_name
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.verify_aliases import lost_copies, same_without_copies
+from deltafuse.verify_interface import interface_findings
 from deltafuse.verify_opset import opset_findings, rewritten
 from deltafuse.verify_regions import Region, connected, marked, reads, region_of
 from deltafuse.verify_weights import weight_findings
@@ -34,10 +33,6 @@ TEXTS.update(
         "with an unfused file that has it too",
         "written-twice": "{value} is written by more than one node of the fused file; remove one of them, or fuse the "
         "unfused file again",
-        "changed-inputs": "the graph {kind}s differ: {unfused} in the unfused file, {fused} in the fused one; undo "
-        "that edit, or compare with the file that the fused one was made from",
-        "changed-type": "the declared type of {value} differs by more than pinned axes: {unfused} became {fused}; "
-        "undo that edit, or compare with an unfused file that has it too",
         "changed-functions": "the model's local functions differ; fuse the unfused file again, or compare with the "
         "one that the fused file was made from",
         "site-unread": "nothing reads the results of the fused site {site}; fuse the unfused file again: an edit took "
@@ -61,6 +56,11 @@ class Difference:
     expressions: tuple[Region, ...] = ()
     copies: tuple[str, ...] = ()
     changed: tuple[int, ...] = ()
+
+    @property
+    def written(self) -> tuple[Region, ...]:
+        """All regions."""
+        return (*self.regions, *self.expressions)
 
 
 def compare(unfused: Model, fused: Model, entered: Collection[int] = ()) -> Difference:
@@ -184,57 +184,9 @@ def _model_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
         yield from opset_findings(unfused, fused)
         if _functions(unfused) != _functions(fused):
             yield Reason("changed-functions")
-    yield from _interface(unfused.graph, fused.graph)
+    yield from interface_findings(unfused, fused)
     yield from weight_findings(unfused, fused)
 
 
 def _functions(model: Model) -> Counter[bytes]:
     return Counter(bytes(model.data[start:end]) for start, end in model.functions)
-
-
-def _interface(before: Graph, after: Graph) -> Iterator[Reason]:
-    # What a body takes from around is told by its nodes.
-    inputs = [[value for value in graph.inputs if value not in graph.captured] for graph in (before, after)]
-    pairs = (("input", *inputs), ("output", before.outputs, after.outputs))
-    for kind, olds, news in pairs:
-        old_names, new_names = [before.name(v) for v in olds], [after.name(v) for v in news]
-        if old_names != new_names:
-            old_text, new_text = ", ".join(old_names), ", ".join(new_names)
-            yield Reason("changed-inputs", {"kind": kind, "unfused": old_text, "fused": new_text})
-            continue
-        for old, new in zip(olds, news, strict=True):
-            was, now = _declared(before, old), _declared(after, new)
-            if not _pinned_only(was, now):
-                yield Reason("changed-type", {"value": before.name(old), "unfused": _text(was), "fused": _text(now)})
-
-
-def _declared(graph: Graph, value: int) -> tuple[str, list[Dim | None] | None]:
-    """Element type, or the whole type where it is no tensor, and the declared sizes."""
-    info = graph.value_info(value)
-    if info is None or not info.type.HasField("tensor_type"):
-        return ("" if info is None else info.type.SerializeToString(deterministic=True).hex()), None
-    tensor = info.type.tensor_type
-    if not tensor.HasField("shape"):
-        return dtype_name(tensor.elem_type), None
-    return dtype_name(tensor.elem_type), [_dim(dim) for dim in tensor.shape.dim]
-
-
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim | None:
-    if dim.HasField("dim_value"):
-        return dim.dim_value
-    return parse(dim.dim_param) if dim.dim_param else None
-
-
-def _pinned_only(was: tuple[str, list[Dim | None] | None], now: tuple[str, list[Dim | None] | None]) -> bool:
-    """Whether every size is what it was, or was not a number before."""
-    if was[0] != now[0] or was[1] is None or now[1] is None:
-        return was[0] == now[0] and (was[1] is None or was[1] == now[1])
-    if len(was[1]) != len(now[1]):
-        return False
-    return all(a == b or (not isinstance(a, int) and b is not None) for a, b in zip(was[1], now[1], strict=True))
-
-
-def _text(declared: tuple[str, list[Dim | None] | None]) -> str:
-    kind, dims = declared
-    shape = "?" if dims is None else ", ".join("?" if dim is None else str(dim) for dim in dims)
-    return f"{kind} [{shape}]"

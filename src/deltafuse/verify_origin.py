@@ -6,12 +6,12 @@ from deltafuse.errors import UserError
 from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.record import content_digest, find
+from deltafuse.record import content_digest, find, node_digest
 from deltafuse.verify_diff import Difference
 from deltafuse.verify_regions import marked
 from deltafuse.wire import Model
 
-__all__ = ["UNRELATED", "unrelated"]
+__all__ = ["UNRELATED", "foreign_record", "unrelated"]
 
 UNRELATED = "unrelated-files"
 TEXTS.update(
@@ -19,6 +19,9 @@ TEXTS.update(
         "unrelated-files": "{fused} was not made from {unfused}: {nodes} of its {kept} nodes that no fuse wrote, "
         "{inputs} and {outputs} are the same in both{recorded}; give the file that it was made from in place of "
         "{unfused}, or fuse {unfused} and give what that writes",
+        "record-of-another": "the record in {fused} is of another pair of files (its original has the sha256 "
+        "{recorded}): of the {count} nodes that it tells of {fused} has {held}; fuse {unfused} again, since nothing "
+        "can be rolled back by this record",
     }
 )
 
@@ -52,6 +55,31 @@ def unrelated(unfused: Model, fused: Model, difference: Difference) -> Reason | 
     }
     record = f", and its record is of another file (sha256 {recorded})" if recorded else ""
     return Reason(UNRELATED, {**files, **shared, "recorded": record})
+
+
+def foreign_record(unfused: Model, fused: Model) -> Reason | None:
+    """Says so where a record is neither of the unfused file nor of the fused one.
+
+    The original's hash alone does not tell: what was fused twice has a record of the last fuse, and a file that was
+    saved anew has other bytes. So most of the nodes that the record tells of must be others, too.
+    """
+    try:
+        record = find(fused).record
+    except UserError:
+        return None
+    if record.original_sha256 == content_digest(unfused.data):
+        return None
+    graph = fused.graph
+    told = [digest for digest in record.digests if digest.number == 1 and digest.name]
+    values = [graph.find(digest.name) for digest in told]
+    nodes = [-1 if value is None else graph.producer[value] for value in values]
+    held = sum(
+        node >= 0 and node_digest(graph.node(node)) == digest.digest for node, digest in zip(nodes, told, strict=True)
+    )
+    if not told or 2 * held >= len(told):
+        return None
+    files = {"fused": fused.path, "unfused": unfused.path}
+    return Reason("record-of-another", {**files, "recorded": record.original_sha256, "count": len(told), "held": held})
 
 
 def _recorded(fused: Model) -> str:

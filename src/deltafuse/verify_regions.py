@@ -36,6 +36,11 @@ def marked(graph: Graph, node: int) -> str:
     return next((item.value for item in graph.node(node).metadata_props if item.key == "deltafuse.site"), "")
 
 
+def rule_of(graph: Graph, node: int) -> str:
+    """The rule of the site that a node was written for, "" where it says of none."""
+    return next((item.value for item in graph.node(node).metadata_props if item.key == "deltafuse.rule"), "")
+
+
 def connected(graph: Graph, nodes: Sequence[int]) -> list[list[int]]:
     """Parts of a set of nodes that share values one of them writes, in order of their first node."""
     owner = {value: node for node in nodes for value in graph.node_outputs[node] if value}
