@@ -616,3 +616,19 @@ def test_mistakes_are_exit_1(fuse, fused, options, code):
     done = fuse("verify", *fused(DECODE), *options, "--json")
     assert (done.exit, done.document["error"]["code"]) == (1, code)
     assert "Traceback" not in done.err
+
+
+def test_sizes_that_are_edited_in_the_fused_file_are_no_fault_of_the_unfused_one(fused, tmp_path):
+    source, output = fused("full_decode_ts17")
+    model = onnx.load(output)
+    sizes = {"attention_mask": (1, 7), "past_kv_cache": (3, 40)}
+    for info in model.graph.input:
+        if info.name in sizes:
+            axis, size = sizes[info.name]
+            info.type.tensor_type.shape.dim[axis].dim_value = size
+    onnx.save(model, tmp_path / "edited.onnx")
+    report = verify(source, tmp_path / "edited.onnx")
+    assert (report.exit, report.skipped.code) == (5, "network-axes")
+    text = report.skipped.text
+    assert text.startswith(f"whole models are run at the sizes that {tmp_path / 'edited.onnx'} declares, which is")
+    assert "axis 1 of the graph input attention_mask is total_seq_len in the unfused file and 7 in the fused" in text

@@ -24,7 +24,7 @@ from deltafuse.minimizing import Reproduction
 from deltafuse.options import DEFAULT_TIMEOUT, Level, Progress, SilentProgress
 from deltafuse.ordering import in_order
 from deltafuse.probe import Worker
-from deltafuse.reasons import Reason
+from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rollout import TaskReport
 from deltafuse.structure import SiteStructure, check_structure
 from deltafuse.targets.runtime import runtime_notes
@@ -96,6 +96,10 @@ class VerifyReport:
             or any(part.verdict == "differs" for part in parts)
         )
 
+TEXTS["network-axes"] = (
+    "whole models are run at the sizes that {fused} declares, which is edited: {axis}. So they do not run ({error}); "
+    "undo the edit, or take --level site"
+)
 _NO_SITE = "{fused} has no fused site: give what fuse wrote, and not what was made of that since (by fuse lower, say)"
 
 
@@ -205,7 +209,7 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     names = str(before.path), str(after.path)
     report = VerifyReport(*names, sites, tuple(map(finding, reasons)), 0, notes=tuple(notes), structure=structure)
     whole = settings.level in ("network", "all")
-    network = origin if origin is not None or not whole else _network(stage, close, settings)
+    network = origin if origin is not None or not whole else _blamed(report, _network(stage, close, settings))
     if isinstance(network, NetworkReport):
         report = replace(report, network=network)
     elif network is not None:
@@ -213,6 +217,14 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
             raise UserError(network.code, network.text)
         report = replace(report, skipped=finding(network))
     return Checked(replace(report, exit=5 if report.differs else 0), stage)
+
+
+def _blamed(report: VerifyReport, network: NetworkReport | Reason) -> NetworkReport | Reason:
+    """Puts the blame on the fused file where the unfused one does not run on sizes that no fuse wrote there."""
+    axes = [found.text for found in report.findings if found.code == "changed-axis"]
+    if isinstance(network, NetworkReport) or not axes or network.code not in ("network-does-not-run", "network-sizes"):
+        return network
+    return Reason("network-axes", {"fused": report.fused, "axis": axes[0].partition(";")[0], "error": network.what})
 
 
 def _check_options(level: Level, options: InputOptions, files: Sequence[Path]) -> None:
