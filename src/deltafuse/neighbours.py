@@ -20,7 +20,7 @@ from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment
 from deltafuse.rule import run_rule
-from deltafuse.search import Fit, Setting, assigned, search
+from deltafuse.search import Fit, Screens, Setting, assigned, search
 
 TEXTS.update(
     {
@@ -72,16 +72,17 @@ def _activated(setting: Setting, _feeds: Mapping[int, Array], _ran: Mapping[int,
     return None
 
 
-def _fits(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence) -> bool:
+def _fits(setting: Setting, screens: Screens, recurrence: Recurrence) -> bool:
     """Whether a recurrence explains a cut. An inner value may follow one by chance; its state then does not."""
-    fit = search(setting, feeds, ran, recurrence)
+    fit = search(setting, screens, recurrence)
     return isinstance(fit, Fit) and (fit.final is not None or len(setting.chains) == 1)
 
 
 def _plain(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
     """Neighbours with the rule's operands."""
+    screens = Screens(setting, feeds, ran)
     for code, recurrence in setting.pattern.neighbours.items():
-        if _fits(setting, feeds, ran, recurrence):
+        if _fits(setting, screens, recurrence):
             return Reason(code)
     return None
 
@@ -91,9 +92,9 @@ def _without_beta(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int
     pattern = setting.pattern
     if pattern.decay == "none":
         return None
-    given = {**feeds, ONES: ones(setting, feeds)}
+    screens = Screens(setting, {**feeds, ONES: ones(setting, feeds)}, ran)
     for code, recurrence in {"beta-missing": pattern.recurrence, **pattern.neighbours}.items():
-        if _fits(setting, given, ran, recurrence):
+        if _fits(setting, screens, recurrence):
             return Reason(code)
     return None
 

@@ -26,7 +26,7 @@ from deltafuse.readings import readings
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, gate_layouts
 from deltafuse.roots import overridable
-from deltafuse.search import Fit, Setting, search
+from deltafuse.search import Fit, Screens, Setting, search
 from deltafuse.shapes import Shapes
 from deltafuse.size_choices import ends_fail, turns, turns_fail
 from deltafuse.trial import Trial
@@ -173,7 +173,7 @@ def _attempt(setting: Setting, bench: Bench, binding: Binding, fed: Fed) -> Fit 
     ran = bench.run(feeds, binding.numbers, None, fed.prepare)
     if isinstance(ran, Reason):
         return ran
-    fit = search(setting, feeds, ran, setting.pattern.recurrence)
+    fit = search(setting, Screens(setting, feeds, ran), setting.pattern.recurrence)
     return _Odd(feeds, ran) if fit is None else fit
 
 

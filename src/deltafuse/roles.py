@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import permutations
 
 import numpy as np
@@ -158,41 +159,89 @@ def explain(
     assignment: Assignment, recurrence: Recurrence, feeds: Mapping[int, Array], outputs: Mapping[int, Array]
 ) -> Explained | None:
     """Compares what a cut put out with the rule; None where nothing is the rule's output."""
-    sizes = assignment.sizes
-    outputs = {value: array for value, array in outputs.items() if np.isfinite(array).all()}
-    readings = [
-        (value, layout, layouts.unpack(array, layout, "BTHV", sizes))
-        for value, array in outputs.items()
-        for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, sizes)
-    ]
-    operands = assignment.read(feeds)
-    projection = np.random.default_rng(3).standard_normal((sizes["V"], min(2, sizes["V"])))
-    few, _ = run_rule(recurrence, first_tokens(project(operands, projection), _FIRST), assignment.preparation())
-    likely = [reading for reading in readings if _scale(reading[2][:, :_FIRST] @ projection, few)]
-    if not likely:
-        return None
-    out, final = run_rule(recurrence, project(operands, projection), assignment.preparation())
-    scales = {value: _scale(plain @ projection, out) for value, _, plain in likely}
-    scale = next((s for s in scales.values() if s), 0.0)
-    if not scale:
-        return None
-    scaled = Assignment(assignment.values, assignment.layouts, sizes, assignment.norms, scale)
-    outs = {value: layout for value, layout, plain in likely if relative(plain @ projection, out * scale) < _SCREEN}
-    finals = {
-        value: layout
-        for value, array in outputs.items()
-        for layout, _ in layouts.fits(layouts.STATES, array.shape, sizes)
-        if relative(layouts.unpack(array, layout, "BHKV", sizes) @ projection, final) < _SCREEN
-    }
-    return Explained(scaled, outs, finals)
+    return Screen(assignment, feeds, finite(outputs)).explain(recurrence)
 
 
-def _scale(found: Array, wanted: Array) -> float:
-    """The factor between two arrays, 0.0 where there is none."""
-    if not np.isfinite(found).all():
-        return 0.0
-    power = float((wanted * wanted).sum())
-    if not np.isfinite(found).all() or not np.isfinite(power) or power == 0.0:
-        return 0.0
-    scale = float((found * wanted).sum()) / power
-    return scale if scale and relative(found, wanted * scale) < _SCREEN else 0.0
+def finite(outputs: Mapping[int, Array]) -> dict[int, Array]:
+    """Those outputs of a cut that hold numbers only: no others can be compared."""
+    return {value: array for value, array in outputs.items() if np.isfinite(array).all()}
+
+
+class Screen:
+    """The outputs of a cut beside an assignment of its inputs, for one recurrence after the other.
+
+    The first tokens of all outputs are compared at once: nearly always none of them is the rule's.
+
+    Args:
+        assignment: how the inputs are read.
+        feeds: what the inputs were.
+        outputs: `finite` ones.
+    """
+
+    def __init__(self, assignment: Assignment, feeds: Mapping[int, Array], outputs: Mapping[int, Array]) -> None:
+        self._assignment = assignment
+        self._feeds = feeds
+        self._outputs = outputs
+        width = assignment.sizes["V"]
+        self._projection = np.random.default_rng(3).standard_normal((width, min(2, width)))
+        self._readings = [
+            (value, layout)
+            for value, array in outputs.items()
+            for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, assignment.sizes)
+        ]
+
+    @np.errstate(all="ignore")
+    def explain(self, recurrence: Recurrence) -> Explained | None:
+        """The outputs that the recurrence reproduces; None where nothing is its output."""
+        of, how = self._assignment, self._assignment.preparation()
+        if not self._readings:
+            return None
+        few, _ = run_rule(recurrence, self._few, how)
+        close = _scales(self._first, few.ravel()) != 0.0
+        likely = [reading for reading, is_close in zip(self._readings, close.tolist(), strict=True) if is_close]
+        if not likely:
+            return None
+        out, final = run_rule(recurrence, project(of.read(self._feeds), self._projection), how)
+        plain = np.stack([self._output(*reading).ravel() for reading in likely])
+        scale = next((scale for scale in _scales(plain, out.ravel()).tolist() if scale), 0.0)
+        if not scale:
+            return None
+        wanted = (out * scale).ravel()
+        outs = {
+            value: layout
+            for (value, layout), found in zip(likely, plain, strict=True)
+            if relative(found, wanted) < _SCREEN
+        }
+        finals = {
+            value: layout
+            for value, array in self._outputs.items()
+            for layout, _ in layouts.fits(layouts.STATES, array.shape, of.sizes)
+            if relative(layouts.unpack(array, layout, "BHKV", of.sizes) @ self._projection, final) < _SCREEN
+        }
+        return Explained(replace(of, scale=scale), outs, finals)
+
+    @cached_property
+    def _few(self) -> Operands:
+        return first_tokens(project(self._assignment.read(self._feeds), self._projection), _FIRST)
+
+    @cached_property
+    def _first(self) -> Array:
+        """A row for each reading: its first tokens."""
+        return np.stack([self._output(*reading, _FIRST).ravel() for reading in self._readings])
+
+    def _output(self, value: int, layout: str, tokens: int | None = None) -> Array:
+        plain = layouts.unpack(self._outputs[value], layout, "BTHV", self._assignment.sizes)
+        return plain[:, :tokens] @ self._projection
+
+
+def _scales(found: Array, wanted: Array) -> Array:
+    """The factor between each row and what is wanted, 0.0 where there is none."""
+    power = float(wanted @ wanted)
+    if not np.isfinite(power) or power == 0.0:
+        return np.zeros(len(found))
+    scales = found @ wanted / power
+    # As `deltafuse.rule.relative`, of all rows.
+    tops = np.abs(scales) * np.abs(wanted).max()
+    gaps = np.abs(found - scales[:, None] * wanted).max(axis=1)
+    good = (tops > 0.0) & np.isfinite(tops) & (gaps < _SCREEN * tops)
+    return np.where(good, scales, 0.0)

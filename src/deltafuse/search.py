@@ -13,7 +13,7 @@ from deltafuse.finder import Candidate
 from deltafuse.patterns import Pattern, Recurrence
 from deltafuse.readings import Reading
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.roles import Assignment, Explained, assignments, explain
+from deltafuse.roles import Assignment, Explained, Screen, assignments, finite
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
@@ -78,16 +78,35 @@ class Fit:
     final: int | None
 
 
-def search(
-    setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], recurrence: Recurrence
-) -> Fit | Reason | None:
+class Screens:
+    """What a cut gave beside each assignment of its inputs: made once, for one recurrence after the other.
+
+    Args:
+        setting: the candidate.
+        feeds: what the cut's inputs were.
+        ran: what it made of them.
+    """
+
+    def __init__(self, setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> None:
+        outputs = finite(ran)
+        self._left = (Screen(assignment, feeds, outputs) for assignment in assigned(setting, feeds))
+        self._made: list[Screen] = []
+
+    def __iter__(self) -> Iterator[Screen]:
+        yield from self._made
+        for screen in self._left:
+            self._made.append(screen)
+            yield screen
+
+
+def search(setting: Setting, screens: Screens, recurrence: Recurrence) -> Fit | Reason | None:
     """The first assignment that explains every reader outside; else why the first that explains the output does not.
 
     One token from a zero state reads the same with query and key exchanged: only the final state tells them apart.
     """
     refused: Reason | None = None
-    for assignment in assigned(setting, feeds):
-        explained = explain(assignment, recurrence, feeds, ran)
+    for screen in screens:
+        explained = screen.explain(recurrence)
         if explained is None:
             continue
         ends = _ends(setting, explained)
