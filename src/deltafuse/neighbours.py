@@ -40,7 +40,12 @@ TEXTS.update(
 
 
 def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
-    """The neighbour of the rule that fits, or that none does; and how far the site is from each."""
+    """The neighbour of the rule that fits, or that none does; and how far the site is from each.
+
+    Of a reading that is not the first one asks whether it is the rule, and what is told is what the first one is.
+    """
+    if not setting.first:
+        return _nothing(setting)
     return replace(_why_not(setting, feeds, ran), nearest=nearest(setting, feeds, ran))
 
 
@@ -49,6 +54,10 @@ def _why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Arr
         found = diagnose(setting, feeds, ran)
         if found is not None:
             return found
+    return _nothing(setting)
+
+
+def _nothing(setting: Setting) -> Reason:
     graph = setting.model.graph
     return Reason(
         "not-the-rule",

@@ -98,7 +98,7 @@ def prove(
     chains = region.exits(model.graph, candidate)
     first: Reason | None = None
     for reading in readings(model, kinds, shapes, worker, candidate, pattern.decay):
-        setting = Setting(model, kinds, shapes, pattern, worker, candidate, reading, chains)
+        setting = Setting(model, kinds, shapes, pattern, worker, candidate, reading, chains, first=first is None)
         outcome = _prove_reading(setting, outlook)
         if not isinstance(outcome, Reason):
             return outcome

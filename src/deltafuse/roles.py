@@ -236,10 +236,11 @@ class Screen:
 
 def _scales(found: Array, wanted: Array) -> Array:
     """The factor between each row and what is wanted, 0.0 where there is none."""
-    power = float(wanted @ wanted)
+    # Sums, not products of matrices: their rounding is the same wherever they are made, and smaller.
+    power = float((wanted * wanted).sum())
     if not np.isfinite(power) or power == 0.0:
         return np.zeros(len(found))
-    scales = found @ wanted / power
+    scales = (found * wanted).sum(axis=1) / power
     # As `deltafuse.rule.relative`, of all rows.
     tops = np.abs(scales) * np.abs(wanted).max()
     gaps = np.abs(found - scales[:, None] * wanted).max(axis=1)

@@ -39,6 +39,7 @@ class Setting:
 
     Attributes:
         chains: see `deltafuse.region.exits`.
+        first: whether no other reading was tried before: what the site is instead is looked for with that one alone.
     """
 
     model: Model
@@ -49,6 +50,7 @@ class Setting:
     candidate: Candidate
     reading: Reading
     chains: Mapping[int, Sequence[int]]
+    first: bool = True
 
     @property
     def roots(self) -> tuple[int, ...]:
