@@ -75,7 +75,14 @@ def _repeat(x: Array, repeats: int) -> Array:
 
 def relative(found: Array, wanted: Array) -> float:
     """Largest difference over the largest wanted number; inf where anything is not finite or all is zero."""
-    top = float(np.abs(wanted).max(initial=0.0))
-    if found.shape != wanted.shape or not np.isfinite(found).all() or not np.isfinite(top) or top == 0.0:
+    top = _largest(wanted)
+    if found.shape != wanted.shape or not 0.0 < top < np.inf:
         return float("inf")
-    return float(np.abs(found - wanted).max()) / top
+    with np.errstate(over="ignore", invalid="ignore"):
+        gap = _largest(found - wanted)
+    return gap / top if gap < np.inf else float("inf")
+
+
+def _largest(x: Array) -> float:
+    """The largest absolute value, without a copy of the array; not a number where one of them is not."""
+    return float(np.maximum(x.max(initial=0.0), -x.min(initial=0.0)))
