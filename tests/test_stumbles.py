@@ -54,7 +54,7 @@ def test_a_site_that_is_left_out_says_so(fuse: Fuse, option: str, value: str, no
 def test_a_form_leaves_out_too(fuse: Fuse) -> None:
     done = fuse("inspect", DECODE, "--form", "chunk", "--json")
     notes = {site["status_note"] for site in done.document["sites"]}
-    assert notes == {"left out: not written in the form that --form asks for"}
+    assert notes == {"left out: written as recurrent, --form asks for another"}
 
 
 def test_sites_of_a_layer_go_by_its_name(fuse: Fuse, tmp_path: Path) -> None:
@@ -304,6 +304,17 @@ def test_a_folder_that_is_named_like_a_command(fuse: Fuse, tmp_path: Path, monke
     assert "there is no option -o" in said
     assert told in said
     assert fuse("./demo", "-o", "out").exit == 0
+
+
+def test_an_option_of_another_command_is_told_as_such(fuse: Fuse) -> None:
+    said = fuse("inspect", DECODE, "-o", "out.onnx").err
+    assert "there is no option -o (`fuse`, `fuse rollback`, `fuse lower` have it); see `fuse inspect --help`" in said
+    assert "there is no option --extrac (did you mean --extract?)" in fuse("inspect", DECODE, "--extrac", "sites").err
+
+
+def test_a_path_with_a_space_that_is_not_quoted(fuse: Fuse) -> None:
+    said = fuse("inspect", "my", "model.onnx").err
+    assert "unrecognized arguments: model.onnx (a path with a space in it stands in quotes)" in said
 
 
 @pytest.mark.parametrize("option", ["--site", "--sites", "--skip-sites"])
