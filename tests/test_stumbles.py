@@ -505,3 +505,22 @@ def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse) -> None:
 def test_a_fixed_number_of_tokens_has_nothing_below_or_above(fuse: Fuse) -> None:
     shown = fuse("inspect", export("rec_ts17_T4_noinit").path, "--site", "*").out
     assert "valid tokens: 4; the number that the file has" in shown
+
+
+def test_extracting_nothing_is_told(fuse: Fuse, tmp_path: Path) -> None:
+    folder = tmp_path / "sites"
+    shown = fuse("inspect", export("nm_chunk_decay_sign").path, "--extract", folder).out
+    assert f"note: nothing was extracted to {folder}: only sites that could be fused are" in shown
+    assert not folder.exists()
+    said = fuse("inspect", DECODE, "--extract", folder).out.splitlines()[-1]
+    assert f"9 files extracted to {folder} in " in said
+
+
+def test_lint_of_a_lowered_file_says_so(fuse: Fuse, tmp_path: Path) -> None:
+    fused, plain = tmp_path / "fused.onnx", tmp_path / "plain.onnx"
+    assert fuse(DECODE, "-o", fused).exit == 0
+    assert fuse("lower", fused, "-o", plain).exit == 0
+    said = fuse("lint", plain).out
+    assert f"{plain} was written by fuse lower and holds no fused node: give the fused file" in said
+    assert fuse("lint", plain, "--json").document["lowered"] is True
+    assert fuse("lint", fused, "--json").document["lowered"] is False
