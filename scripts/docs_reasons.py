@@ -1,4 +1,4 @@
-"""Every reason code and every error code as a page of the documentation, read from the code."""
+"""Every code of a reason, a note and an error as a page of the documentation, read from the code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from deltafuse import explaining
+from deltafuse.note_texts import NOTES
 from docs_rooms import room_of
 from docs_text import cell, code, table
 
@@ -40,6 +41,12 @@ def reasons() -> str:
         rooms[room_of(files[0])].append([*row, ", ".join(code(Path(path).stem) for path in files)])
     head = ("code", "what it says", "what to do", "from")
     return "\n".join(f"## {room}\n\n{table(head, rows)}" for room, rows in sorted(rooms.items()))
+
+
+def notes() -> str:
+    """Codes of notes on sites."""
+    rows = [[f"{code(name)}{{ #note-{name} }}", *map(cell, NOTES[name].rsplit("; ", 1))] for name in sorted(NOTES)]
+    return table(("code", "what it means", "what to do"), rows)
 
 
 def errors() -> str:

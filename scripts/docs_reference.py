@@ -61,7 +61,7 @@ def _target(profile: Profile) -> str:
     needs = [[cell(f"{one.package} {one.version}"), one.mark, cell(one.fact)] for one in profile.requires]
     parts.append(table(("package", "mark", "what for"), needs))
     parts.append("Limits; a site beyond one is refused with this code:\n")
-    parts.append(table(("code", "mark", "operator", "beyond it"), _limits(profile)))
+    parts.append(table(("code", "mark", "operator", "what holds, and what happens beyond it or why"), _limits(profile)))
     parts += [_operator(profile, one) for one in (*profile.operators, *profile.others)]
     return "\n".join(parts)
 

@@ -9,7 +9,9 @@ import pytest
 from conftest import Outcome
 from deltafuse import targets
 from deltafuse.completion import candidates
+from deltafuse.demo import MODELS
 from deltafuse.explaining import explained, texts
+from deltafuse.note_texts import NOTES
 
 Fuse = Callable[..., Outcome]
 
@@ -17,13 +19,14 @@ Fuse = Callable[..., Outcome]
 def test_a_reason_is_told_with_its_fix_and_its_place(fuse: Fuse) -> None:
     shown = fuse("explain", "not-the-rule").out.splitlines()
     what, _, fix = texts()["not-the-rule"].rpartition("; ")
-    assert shown == ["not-the-rule, a reason", f"  {what}", f"  fix: {fix}", "  from: deltafuse/search.py"]
+    assert shown[:-1] == ["not-the-rule, a reason", f"  {what}", f"  fix: {fix}", "  from: deltafuse/search.py"]
+    assert shown[-1].endswith("is filled in when it is shown")
 
 
 def test_an_error_is_told_with_its_messages(fuse: Fuse) -> None:
     shown = fuse("explain", "bad-regex").out
     assert shown.startswith("bad-regex, an error, exit 1\n  {text} is not a regular expression ({error}): put a ")
-    assert shown.endswith("  from: deltafuse/probing.py\n")
+    assert "\n  from: deltafuse/probing.py\n" in shown
 
 
 def test_a_code_of_a_pattern_comes_from_its_file(fuse: Fuse) -> None:
@@ -90,3 +93,25 @@ def test_a_target_in_detail_as_json_and_an_unknown_one(fuse: Fuse) -> None:
     assert len(fuse("targets", "--json").document["targets"]) == len(targets.names())
     done = fuse("targets", "orr", "--json")
     assert (done.exit, done.document["error"]["code"]) == (1, "unknown-target")
+
+
+@pytest.mark.parametrize("code", sorted(NOTES))
+def test_a_note_is_told_with_what_to_do(fuse: Fuse, code: str) -> None:
+    what, _, fix = NOTES[code].rpartition("; ")
+    shown = fuse("explain", code).out.splitlines()
+    assert shown[:3] == [f"{code}, a note, of a site that is right", f"  {what}", f"  fix: {fix}"]
+
+
+@pytest.mark.parametrize("options", [("prefill",), ("decode", "--target", "ascend-a2"), ("decode", "--no-pin")])
+def test_every_note_on_a_site_has_a_code_that_is_known(fuse: Fuse, options: tuple[str, ...]) -> None:
+    name, *more = options
+    sites = fuse("inspect", MODELS / f"{name}.onnx", *more, "--json").document["sites"]
+    codes = {note.partition(": ")[0] for site in sites for note in site["notes"]}
+    assert codes
+    assert codes <= set(NOTES)
+
+
+def test_a_status_is_no_code_and_braces_are_told(fuse: Fuse) -> None:
+    assert "near-miss is a status and no code: give what stands in brackets" in fuse("explain", "near-miss").err
+    assert fuse("explain", "static-batch").out.endswith("is filled in when it is shown\n")
+    assert "filled in" not in fuse("explain", "undecayed-read").out

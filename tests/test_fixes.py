@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import deltafuse
+from deltafuse.note_texts import NOTES
 from deltafuse.patterns import loaded
 from deltafuse.reasons import TEXTS, Reason
 
@@ -52,6 +53,10 @@ def texts() -> dict[str, str]:
 def test_every_text_ends_with_a_fix(texts: dict[str, str]) -> None:
     assert len(texts) > 150
     assert [code for code in sorted(set(texts) - set(CHOSEN)) if not says_what_to_do(fix_of(texts[code]))] == []
+
+
+def test_every_note_ends_with_what_to_do() -> None:
+    assert [code for code in sorted(NOTES) if not says_what_to_do(fix_of(NOTES[code]))] == []
 
 
 def test_a_fix_is_not_all_that_a_text_says(texts: dict[str, str]) -> None:

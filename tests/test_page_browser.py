@@ -259,3 +259,12 @@ class _Looked:
 
     def __init__(self, roots, core, nodes, frontier) -> None:
         self.roots, self.core, self.nodes, self.frontier = roots, core, nodes, frontier
+
+
+def test_the_only_site_of_a_page_is_open_and_no_command_is_told_to_be_next(tab, tmp_path):
+    page = tmp_path / "page.html"
+    deltafuse.inspect(export("nm_chunk_decay_sign").path, html=page)
+    tab.open(page)
+    tab.wait("document.querySelector('#site-0 .inside')")
+    assert "Why not" in tab.run("document.querySelector('#site-0').textContent")
+    assert "next: " not in tab.run("document.querySelector('main').textContent")

@@ -244,9 +244,8 @@ def test_form_takes_sites_of_that_form(tmp_path: Path) -> None:
         assert by_form.pop(form).status == "fused"
         (other,) = by_form.values()
         assert (other.status, other.reason.code) == ("match", "left-out")
-        assert other.reason.text == (
-            "left out: not written in the form that --form asks for; change --form to take the site"
-        )
+        written = f"left out: written as {other.match.form}, --form asks for another"
+        assert other.reason.text == f"{written}; change --form to take the site"
         assert len([node for node in onnx.load(tmp_path / f"{form}.onnx").graph.node if fused_type(node)]) == 1
 
 

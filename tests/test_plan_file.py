@@ -177,7 +177,9 @@ def test_a_changed_model_is_refused(fuse: Fuse, tmp_path: Path) -> None:
     changed = onnx.load(model)
     changed.doc_string = "changed"
     onnx.save(changed, model)
-    assert "--dry-run --plan" in refused(fuse, "plan-model", model, path)
+    told = refused(fuse, "plan-model", model, path)
+    assert f"was made of ({model}), or has changed" in told
+    assert "--dry-run --plan FILE" in told
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_reasons_and_notes_are_said_once_for_all_their_sites() -> None:
     [
         ({}, "1 fused; 8808 nodes became 1275; wrote fused.onnx for ascend-310p in 1.1 s"),
         ({"output": None, "exit": 4}, "1 fused; no model written (1.1 s)"),
-        ({"output": None, "extracted": ("a", "b")}, "1 fused; 2 files extracted in 1.1 s"),
+        ({"output": None, "extracted": ("x/a", "x/b")}, "1 fused; 2 files extracted to x in 1.1 s"),
     ],
 )
 def test_the_last_line_says_what_was_done(changes: dict[str, object], last: str) -> None:

@@ -599,6 +599,12 @@ def test_a_pair_needs_logits(fused, edited, which):
     assert (error.code, "[.., 64] or named logits" in str(error)) == ("no-logits", True)
 
 
+def test_a_prefill_given_as_decode_is_told(fused):
+    error = refused(fused(DECODE), fused(PREFILL), 3)
+    assert error.code == "no-states"
+    assert "has no input for the states of the tokens before: give with --decode the graph that" in str(error)
+
+
 # The command.
 
 

@@ -54,7 +54,7 @@ def test_a_site_that_is_left_out_says_so(fuse: Fuse, option: str, value: str, no
 def test_a_form_leaves_out_too(fuse: Fuse) -> None:
     done = fuse("inspect", DECODE, "--form", "chunk", "--json")
     notes = {site["status_note"] for site in done.document["sites"]}
-    assert notes == {"left out: not written in the form that --form asks for"}
+    assert notes == {"left out: written as recurrent, --form asks for another"}
 
 
 def test_sites_of_a_layer_go_by_its_name(fuse: Fuse, tmp_path: Path) -> None:
@@ -306,6 +306,17 @@ def test_a_folder_that_is_named_like_a_command(fuse: Fuse, tmp_path: Path, monke
     assert fuse("./demo", "-o", "out").exit == 0
 
 
+def test_an_option_of_another_command_is_told_as_such(fuse: Fuse) -> None:
+    said = fuse("inspect", DECODE, "-o", "out.onnx").err
+    assert "there is no option -o (`fuse`, `fuse rollback`, `fuse lower` have it); see `fuse inspect --help`" in said
+    assert "there is no option --extrac (did you mean --extract?)" in fuse("inspect", DECODE, "--extrac", "sites").err
+
+
+def test_a_path_with_a_space_that_is_not_quoted(fuse: Fuse) -> None:
+    said = fuse("inspect", "my", "model.onnx").err
+    assert "unrecognized arguments: model.onnx (a path with a space in it stands in quotes)" in said
+
+
 @pytest.mark.parametrize("option", ["--site", "--sites", "--skip-sites"])
 def test_a_misspelt_site_is_told_with_the_one_that_may_be_meant(fuse: Fuse, option: str) -> None:
     done = fuse("inspect", DECODE, option, "layer.1")
@@ -494,3 +505,22 @@ def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse) -> None:
 def test_a_fixed_number_of_tokens_has_nothing_below_or_above(fuse: Fuse) -> None:
     shown = fuse("inspect", export("rec_ts17_T4_noinit").path, "--site", "*").out
     assert "valid tokens: 4; the number that the file has" in shown
+
+
+def test_extracting_nothing_is_told(fuse: Fuse, tmp_path: Path) -> None:
+    folder = tmp_path / "sites"
+    shown = fuse("inspect", export("nm_chunk_decay_sign").path, "--extract", folder).out
+    assert f"note: nothing was extracted to {folder}: only sites that could be fused are" in shown
+    assert not folder.exists()
+    said = fuse("inspect", DECODE, "--extract", folder).out.splitlines()[-1]
+    assert f"9 files extracted to {folder} in " in said
+
+
+def test_lint_of_a_lowered_file_says_so(fuse: Fuse, tmp_path: Path) -> None:
+    fused, plain = tmp_path / "fused.onnx", tmp_path / "plain.onnx"
+    assert fuse(DECODE, "-o", fused).exit == 0
+    assert fuse("lower", fused, "-o", plain).exit == 0
+    said = fuse("lint", plain).out
+    assert f"{plain} was written by fuse lower and holds no fused node: give the fused file" in said
+    assert fuse("lint", plain, "--json").document["lowered"] is True
+    assert fuse("lint", fused, "--json").document["lowered"] is False

@@ -99,10 +99,14 @@ def test_a_site_in_detail_has_its_rule_in_its_own_names(fuse: Fuse) -> None:
     assert f"S = {names['state']}\n" in shown
     assert f"{site['outputs']['final_state']} = S" in shown
     assert f"scale: {site['scale']:.9g}; l2 norm: eps 1e-06" in shown
-    assert "valid tokens: 1; below: nothing found; above: wrong" in shown
+    assert "valid tokens: 1; below: no fault found; above: wrong" in shown
     assert "1 Custom RecurrentGatedDeltaRule" in shown
     assert "layers.0" not in shown.splitlines()
-    assert "shared with layers.0\n" in shown
+    assert "; shared with layers.0, which is equal up to names\n" in shown
+    (alone,) = (one for one in fuse("inspect", DECODE, "--sites", "layers.1", "--json").document["sites"] if one["op"])
+    gone = alone["nodes_removed"]
+    assert f"  status: match, {gone} nodes become 40 with RecurrentGatedDeltaRule, the other sites left as" in shown
+    assert f"nodes: {site['nodes']} from its operands to its results; {gone} go from the file: what others" in shown
 
 
 def test_details_take_globs_and_json(fuse: Fuse) -> None:

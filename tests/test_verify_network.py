@@ -595,7 +595,7 @@ def test_people_get_both_tables_and_one_last_line(fuse, fused):
     assert headings[:2] == ["output", "verdict"]
     row = next(line for line in lines if line.startswith("logits  ")).split()
     assert row[1:3] == ["passes", "float32"]
-    assert any("logits: same first token in 1 of 1 rows" in line for line in lines)
+    assert any("logits: same most likely token in 1 of 1 row;" in line for line in lines)
     assert lines[-1] == "3 of 3 fused sites equal; 4 of 4 outputs of the whole model within the bar"
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
@@ -50,6 +51,9 @@ def _sites(given: argparse.Namespace, listed: Document) -> int:
 
         with progress() as shown:
             report = pipeline.inspect(options, shown, begun)
+    if given.extract and not report.extracted:
+        text = f"nothing was extracted to {given.extract}: only sites that could be fused are; --html FILE draws all"
+        report = replace(report, notes=(*report.notes, text))
     code = _show(report, given, listed)
     if given.netron:
         _open_netron(report)

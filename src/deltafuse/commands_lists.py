@@ -17,6 +17,10 @@ from deltafuse.targets import get, names
 from deltafuse.targets.listing import LEGEND, MARKS, details_of, lines_of, target_document
 from deltafuse.wording import number
 
+_KINDS = {"reason": "a reason", "note": "a note, of a site that is right", "error": "an error, exit 1"}
+#: Statuses that have a reason, each with a code that goes with it.
+_STATUSES = {"near-miss": "beta-missing", "refused": "static-batch", "left out": "left-out"}
+
 
 def targets(given: argparse.Namespace) -> int:
     """``fuse targets``."""
@@ -70,6 +74,9 @@ def explain(given: argparse.Namespace) -> int:
 
 
 def _unknown(code: str) -> UserError:
+    if code in _STATUSES:
+        text = f"{code} is a status and no code: give what stands in brackets behind the site, e.g. {_STATUSES[code]}"
+        return UserError("unknown-code", text)
     near = difflib.get_close_matches(code, sorted({one.code for one in explained()}), 3)
     hint = f"did you mean {' or '.join(near)}?" if near else "see the list of `fuse explain`"
     return UserError("unknown-code", f"there is no code {code!r}; {hint}")
@@ -81,12 +88,14 @@ def _document(one: Explained) -> dict[str, object]:
 
 
 def _lines(one: Explained) -> Iterator[str]:
-    """One code in full; what stands in braces is filled in when it is shown."""
-    yield f"{one.code}, {'a reason' if one.kind == 'reason' else 'an error, exit 1'}"
+    """One code in full."""
+    yield f"{one.code}, {_KINDS[one.kind]}"
     yield from (f"  {text}" for text in one.texts or ("what is the matter is worked out where it arises",))
     if one.fix:
         yield f"  fix: {one.fix}"
     yield f"  from: {', '.join(one.places)}"
+    if any("{" in text or "\u2026" in text for text in (*one.texts, one.fix)):
+        yield "  what stands in braces, or as \u2026, is filled in when it is shown"
 
 
 LISTS: dict[str, Callable[[argparse.Namespace], int]] = {"targets": targets, "patterns": patterns, "explain": explain}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from deltafuse.note_texts import NOTES
 from deltafuse.parsers import PARSERS, plain_parser
 
 __all__ = ["FILES", "answer", "candidates"]
@@ -117,7 +118,7 @@ def _patterns() -> Path:
 
 
 def _codes() -> list[str]:
-    """Reason and error codes, as they are written; see `deltafuse.explaining` for what they mean."""
+    """Codes of reasons, notes and errors, as they are written; see `deltafuse.explaining` for what they mean."""
     files = {*Path(__file__).parent.rglob("*.py"), *_patterns().glob("*.py")}
     texts = (path.read_text(encoding="utf-8") for path in files)
-    return sorted({one[1] or one[2] for text in texts for one in _CODE.finditer(text)})
+    return sorted({*NOTES, *(one[1] or one[2] for text in texts for one in _CODE.finditer(text))})

@@ -1,4 +1,4 @@
-"""What a code means: reasons and errors by their codes, read from the code itself. Needs no model and no network."""
+"""What a code means: reasons, notes and errors, read from the code itself. Needs no model and no network."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import deltafuse
+from deltafuse.note_texts import NOTES
 from deltafuse.patterns import loaded, shipped_folder
 from deltafuse.reasons import TEXTS
 
@@ -21,6 +22,8 @@ __all__ = ["Explained", "explained", "keys", "raised", "sources", "texts"]
 #: What starts a process when it is imported, or needs more than deltafuse itself does.
 _APART = frozenset({"__main__", "worker_main", "torch"})
 _PACKAGE = Path(deltafuse.__file__).parent
+#: Where notes are told.
+_NOTED = ("deltafuse/note_texts.py",)
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,16 @@ class Explained:
 
     Attributes:
         code: e.g. ``not-the-rule``.
-        kind: ``reason``: why a site is no match, may not be fused, or differs; ``error``: what ends a command with
-            exit 1.
-        texts: what it says: one for a reason, all messages of an error; ``{name}`` and ``…`` are filled in when it
-            is shown.
+        kind: ``reason``: why a site is no match, may not be fused, or differs; ``note``: what to know of a site that
+            is right; ``error``: what ends a command with exit 1.
+        texts: what it says: one for a reason or a note, all messages of an error; ``{name}`` and ``…`` are filled
+            in when it is shown.
         fix: what to do; "" where the texts say it themselves.
         places: files that it comes from.
     """
 
     code: str
-    kind: Literal["reason", "error"]
+    kind: Literal["reason", "note", "error"]
     texts: tuple[str, ...]
     fix: str
     places: tuple[str, ...]
@@ -66,14 +69,15 @@ def explained(globs: Sequence[str] = ()) -> tuple[Explained, ...]:
         for code, message in raised(tree):
             errors[code] += [place] if place not in errors[code] else []
             messages[code] += [message] if message and message not in messages[code] else []
-    found = [_reason(code, places[code]) for code in known if fits(code) and places[code]]
+    found = [_told(code, "reason", known[code], places[code]) for code in known if fits(code) and places[code]]
+    found += [_told(code, "note", NOTES[code], _NOTED) for code in NOTES if fits(code)]
     found += [Explained(code, "error", tuple(messages[code]), "", tuple(errors[code])) for code in errors if fits(code)]
     return tuple(sorted(found, key=lambda one: (one.code, one.kind)))
 
 
-def _reason(code: str, places: Sequence[str]) -> Explained:
-    before, mark, fix = TEXTS[code].rpartition("; ")
-    return Explained(code, "reason", (before if mark else fix,), fix if mark else "", tuple(places))
+def _told(code: str, kind: Literal["reason", "note"], text: str, places: Sequence[str]) -> Explained:
+    before, mark, fix = text.rpartition("; ")
+    return Explained(code, kind, (before if mark else fix,), fix if mark else "", tuple(places))
 
 
 def texts(paths: Sequence[Path] | None = None) -> Mapping[str, str]:

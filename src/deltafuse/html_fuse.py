@@ -43,7 +43,7 @@ def page(report: FuseReport, evidence: Evidence) -> str:
     return template.render(
         report=report,
         counts={status: count for status, count in counts.items() if count},
-        said=list(sentences(report, reasons=False)),
+        said=list(sentences(report, reasons=False, steps=False)),
         facts=facts(evidence, report),
         ends=ends(evidence, report),
         bars=shown,

@@ -30,6 +30,7 @@ from deltafuse.lint_operands import (
     sizes_of,
 )
 from deltafuse.lint_view import Finding, View, is_attention
+from deltafuse.lowered import is_lowered
 from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.targets import Profile
@@ -51,6 +52,7 @@ class LintReport:
         nodes: how many fused nodes there are.
         notes: unusual, but right.
         exit: 0 without findings, 5 with, 3 where there is no fused node.
+        lowered: whether ``fuse lower`` wrote the file.
     """
 
     model: str
@@ -59,6 +61,7 @@ class LintReport:
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]
     exit: int
+    lowered: bool = False
 
 
 def lint(fused: Path, target: str | None = None, progress: Progress | None = None) -> LintReport:
@@ -83,7 +86,8 @@ def lint(fused: Path, target: str | None = None, progress: Progress | None = Non
     unique = tuple(dict.fromkeys(finding for look in looks for finding in look.findings))
     noted = tuple(dict.fromkeys(note for look in looks for note in look.notes))
     names = tuple(look.profile.name for look in looks)
-    return LintReport(str(fused), names, count, unique, noted, 5 if unique else 0 if count else 3)
+    code = 5 if unique else 0 if count else 3
+    return LintReport(str(fused), names, count, unique, noted, code, is_lowered(model))
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,17 @@ from typing import NoReturn
 
 from deltafuse.errors import UserError
 from deltafuse.parsers_types import swallowed
+from deltafuse.wording import some
 
 EXITS = """\
 exit codes:
   0  done
   1  something you can mend: a bad file, a bad option
   2  a bug of ours
-  3  no site matched, or the model is fused already, or there is nothing to lower; nothing was written
-  4  sites are refused, or near misses beside others; nothing was written (with --keep-going what matched is: 0)
+  3  no site matched, or the model is fused already, or there is nothing to
+     lower; nothing was written
+  4  sites are refused, or near misses beside others; nothing was written
+     (with --keep-going what matched is: 0)
   5  verify found a difference, or lint a fault"""
 
 
@@ -33,12 +36,21 @@ class Parser(argparse.ArgumentParser):
             self.error(taken)
         options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
         if options:
-            near = difflib.get_close_matches(options[0], self._option_string_actions, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            self.error(f"there is no option {options[0]}{hint}")
+            self.error(f"there is no option {options[0]}{self._meant(options[0])}")
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)} (a path with a space in it stands in quotes)")
         return given
+
+    def _meant(self, option: str) -> str:
+        """Which commands have an option that this one lacks, else which of its own may be meant."""
+        from deltafuse.parsers import PARSERS, plain_parser
+
+        parsers = (plain_parser(), *(make() for make in PARSERS.values()))
+        owners = [f"`{one.prog}`" for one in parsers if option in one._option_string_actions]
+        if owners:
+            return f" ({some(owners, len(owners))} {'has' if len(owners) == 1 else 'have'} it)"
+        near = difflib.get_close_matches(option, self._option_string_actions, 1)
+        return f" (did you mean {near[0]}?)" if near else ""
 
     def error(self, message: str) -> NoReturn:
         """Raises what argparse would exit with 2 for."""

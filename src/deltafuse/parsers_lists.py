@@ -47,7 +47,7 @@ def patterns_parser() -> Parser:
 
 def explain_parser() -> Parser:
     """``fuse explain``."""
-    text = "Say what a reason code or an error code means, what to do, and where it comes from; all codes without CODE."
+    text = "Say what the code of a reason, a note or an error means, and what to do; list all without one."
     parser = parser_of("fuse explain", "fuse explain [CODE ...] [--json]", text, EXITS)
     what = "a code as reports and messages have it, or a pattern of codes, e.g. 'pin-*'"
     parser.add_argument("codes", nargs="*", metavar="CODE", help=what)

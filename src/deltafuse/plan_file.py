@@ -158,14 +158,15 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _check_model(options: FuseOptions, document: Mapping[str, Any]) -> None:
     model: Any = document.get("model")
-    wanted = cast("dict[str, Any]", model).get("sha256") if isinstance(model, dict) else None
+    held = cast("dict[str, Any]", model) if isinstance(model, dict) else {}
+    wanted = held.get("sha256")
     if not isinstance(wanted, str):
         raise UserError("plan-file", f"{options.plan} does not say of which model it is: write it again")
     if not options.model.is_file():
         raise UserError("missing-file", f"{options.model} does not exist: check the path")
     if _sha256(options.model) != wanted:
-        text = f"{options.model} is not the file that {options.plan} was made of, or has changed since"
-        raise UserError("plan-model", f"{text}: write the plan again with --dry-run --plan {options.plan}")
+        text = f"{options.model} is not the file that {options.plan} was made of ({held.get('path')}), or has changed"
+        raise UserError("plan-model", f"{text}: give that file, or write a plan of this one with --dry-run --plan FILE")
 
 
 def _options(path: Path, document: Mapping[str, Any]) -> FuseOptions:

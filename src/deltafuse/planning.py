@@ -37,10 +37,11 @@ _WHY_LEFT = {
 }
 
 
-def left_out(option: str) -> Reason:
-    """Why a site that could be taken is not: the option that says so."""
+def left_out(option: str, form: str = "") -> Reason:
+    """Why a site that could be taken is not: the option that says so, and for ``--form`` the site's own form."""
     where = "the plan's entry (action fuse)" if option == "--plan" else option
-    return Reason("left-out", {"option": where, "why": _WHY_LEFT[option]})
+    why = f"written as {form}, --form asks for another" if form and option == "--form" else _WHY_LEFT[option]
+    return Reason("left-out", {"option": where, "why": why})
 
 
 def check_names(options: FuseOptions, names: Iterable[str]) -> None:
@@ -83,7 +84,7 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
         )
     option = _left_out(options, site)
     if option:
-        return SiteReport(site.name, "match", site, None, left_out(option), site.notes, len(site.nodes))
+        return SiteReport(site.name, "match", site, None, left_out(option, site.form), site.notes, len(site.nodes))
     plan = Reason("opset-old", {"opset": opset, "least": LEAST}) if opset < LEAST else _out_of_range(options, site)
     if plan is None:
         literal = pinned_tokens(options, site.dims.tokens)

@@ -97,6 +97,7 @@ class Runner:
             _check_speaks(prefill, ports_of(prefill))
         if prefill is not None and decode is not None:
             _check_speaks(decode, ports_of(decode))
+            _check_takes(decode, prefill, self.ports)
         check_maps(maps, _known(prefill, decode), state_names(prefill, decode, self.ports))
         if decode is not None and self.ports is not None:
             known = first_links(prefill, decode, self.ports, maps) if prefill is not None else None
@@ -243,6 +244,14 @@ def _check_speaks(stage: Stage, ports: Ports) -> None:
     if not ports.logits:
         raise UserError("no-logits", f"{path} has no output that tells the next token, [.., {ports.rows}] or named "
                         "logits: export the graph with its logits")  # fmt: skip
+
+
+def _check_takes(decode: Stage, prefill: Stage, ports: Ports | None) -> None:
+    """A decode goes on from what the prefill gives."""
+    if not state_names(prefill, decode, ports)["inputs"]:
+        path = decode.before.model.path
+        raise UserError("no-states", f"{path} has no input for the states of the tokens before: give with --decode the "
+                        "graph that takes them, and with --prefill the one that takes the prompt")  # fmt: skip
 
 
 def _known(prefill: Stage | None, decode: Stage | None) -> dict[str, list[str]]:

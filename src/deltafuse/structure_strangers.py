@@ -24,8 +24,8 @@ from deltafuse.verify_regions import Region, reads, rule_of
 
 TEXTS["structure-stranger"] = (
     "{node} ({op}) stands between {fused} and the values of the unfused file, where a fuse writes layouts, casts and "
-    "the norm of query and key alone; what it does to numbers that no draw reaches is not seen: remove it, or fuse the "
-    "unfused file again"
+    "the norm of query and key alone, so that what it does to numbers that no draw reaches is not seen; remove it, or "
+    "fuse the unfused file again"
 )
 
 SIZES = frozenset({"Shape", "Size"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -115,8 +116,8 @@ def _changes(report: FuseReport) -> list[tuple[str, ...]]:
     return changed if more <= 0 else [*changed[:OPERATORS], (f"{more} more", "", "", "see --json")]
 
 
-def sentences(report: FuseReport, *, reasons: bool = True) -> Iterator[str]:
-    """Reasons, each with its fix, then notes; one that several sites share is said once."""
+def sentences(report: FuseReport, *, reasons: bool = True, steps: bool = True) -> Iterator[str]:
+    """Reasons, each with its fix, then notes; one that several sites share is said once. `steps`: the next command."""
     total = len(report.sites)
     refused = [
         ((site.reason.code, site.reason.what, site.reason.fix), site.name)
@@ -130,7 +131,7 @@ def sentences(report: FuseReport, *, reasons: bool = True) -> Iterator[str]:
     for text, names in grouped([(f"it lies inside {site.inside}", site.name) for site in report.sites if site.inside]):
         yield f"{of_sites(names, total)}: {text}"
     near = [site.name for site in report.sites if site.reason is not None and site.reason.nearest is not None]
-    if near:
+    if near and steps:
         yield f"next: fuse inspect {report.model} --site '{near[0]}' tells how far off it is, --html FILE draws it"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in grouped(notes):
@@ -153,12 +154,20 @@ def print_lint(report: LintReport, screen: Console) -> None:
         screen.print(f"{finding.code}: {where}: found {finding.found}; wanted {finding.wanted}; {finding.fix}")
     for note in report.notes:
         screen.print(f"note, {note.node}: {note.found}")
-    if not report.nodes:
+    if report.lowered and not report.nodes:
+        told = f"{report.model} was written by fuse lower and holds no fused node"
+        screen.print(f"{told}: give the fused file that it was made from")
+    elif not report.nodes:
         told = f"{report.model} holds no fused node of {' or '.join(report.targets)}"
         screen.print(f"{told}: give the file that fuse wrote, or with --target the target that it was written for")
     counted = f"{number(report.nodes, 'fused node')} against {', '.join(report.targets)}"
     found = number(len(report.findings), "finding") if report.findings else "no findings"
     screen.print(f"{counted}: {found}, {number(len(report.notes), 'note')}")
+
+
+def _folder(report: FuseReport) -> str:
+    """Where ``--extract`` wrote."""
+    return str(Path(report.extracted[0]).parent)
 
 
 def summary(report: FuseReport) -> str:
@@ -171,7 +180,7 @@ def summary(report: FuseReport) -> str:
         change = f"{number(report.nodes_before, 'node')} became {report.nodes_after}"
         return f"{found}; {change}; wrote {report.output} for {report.target} in {spent:.1f} s"
     if report.extracted:
-        return f"{found}; {number(len(report.extracted), 'file')} extracted in {spent:.1f} s"
+        return f"{found}; {number(len(report.extracted), 'file')} extracted to {_folder(report)} in {spent:.1f} s"
     change = f"{number(report.nodes_before, 'node')} would become {report.nodes_after}"
     told = f"{found}; {change}" if not report.exit and report.nodes_after != report.nodes_before else found
     return f"{told}; no model written ({spent:.1f} s)"

@@ -23,6 +23,10 @@ from deltafuse.wording import number
 _LAYER = re.compile(r"layers?\.\d+")
 #: Stands for a state that is not there.
 _ZERO = "0"
+#: Why other nodes go than those between operands and results.
+_GOES = "what others need stays, what nothing else needs goes too, what several sites share goes with the first"
+#: Of token counts beyond those that are proven: no other was tried, or none differs.
+_NO_FAULT = "no fault found"
 
 
 def print_tree(report: FuseReport, screen: Console) -> None:
@@ -81,7 +85,8 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
     for site in report.sites:
         if site.name in chosen:
             screen.print(Text(site.name, style="bold"))
-            for line in detail_lines(site, formulas):
+            alone = any(other.reason is not None and other.reason.code == "left-out" for other in report.sites)
+            for line in detail_lines(site, formulas, alone=alone):
                 screen.print(hanging(f"  {line}", screen.width))
     if any(site.name in chosen and site.reason is not None and site.reason.nearest for site in report.sites):
         screen.print("next: --html FILE draws what was looked at")
@@ -89,16 +94,17 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
         screen.print(hanging(line, screen.width))
 
 
-def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]:
-    """One site in detail, a fact a line."""
-    yield f"status: {status_text(site)}, {_becomes(site)}"
+def detail_lines(site: SiteReport, formulas: Mapping[str, str], *, alone: bool = False) -> Iterator[str]:
+    """One site in detail, a fact a line; `alone` where others are left out, whose nodes it may share."""
+    yield f"status: {status_text(site)}, {_becomes(site)}{', the other sites left as they are' if alone else ''}"
     if site.op:
-        gone = "what nothing else needs goes with it, what several sites share with the first"
-        yield f"nodes: {site.nodes} from its operands to its results; {gone}"
+        yield f"nodes: {site.nodes} from its operands to its results; {site.removed} go from the file: {_GOES}"
     if site.match is not None:
         yield from _known(site.match)
         text = recurrence_text(site.match, formulas.get(site.match.rule, ""))
-        yield from (f"  {line}" for line in (["in its own names:", *text.splitlines()] if text else []))
+        if text:
+            yield "in its own names:"
+            yield from (f"  {line}" for line in text.splitlines())
     if site.emitted:
         yield f"emitted: {', '.join(f'{count} {op}' for op, count in site.emitted.items())}"
     if site.reason is not None:
@@ -133,14 +139,14 @@ def _known(match: Match | ExpressionMatch) -> Iterator[str]:
         yield f"scale: {match.scale:.9g}; l2 norm: {norm_text(match)}"
         valid = match.valid_tokens
         if valid is not None:
-            ends = f"below: {valid.below or 'nothing found'}; above: {valid.above or 'nothing found'}"
+            ends = f"below: {valid.below or _NO_FAULT}; above: {valid.above or _NO_FAULT}"
             fixed = "the number that the file has"
             yield f"valid tokens: {valid_text(valid)}; {fixed if isinstance(match.dims.tokens, int) else ends}"
     else:
         yield from (f"{name}: {value:.9g}" for name, value in match.parameters.items())
     proof = match.proof
-    emitted = "" if proof.emitted_error is None else f", of what is emitted {proof.emitted_error:.1e}"
-    shared = f", shared with {proof.shared_with}" if proof.shared_with else ""
+    emitted = "" if proof.emitted_error is None else f"; of the nodes in its place {proof.emitted_error:.1e}"
+    shared = f"; shared with {proof.shared_with}, which is equal up to names" if proof.shared_with else ""
     draws = number(proof.draws, "draw")
     yield f"proof: {draws} in {proof.precision}, largest error {proof.max_error:.1e}{emitted}{shared}"
 

@@ -110,7 +110,8 @@ def network_sentences(report: VerifyReport) -> Iterator[str]:
 
 def top1_text(top1: Top1) -> str:
     """How often both models have the same most likely token, and by how much it leads."""
-    text = f"same first token in {top1.agree} of {number(top1.rows, 'row')}; it leads by {top1.margin:.2g} or more"
+    agree = f"same most likely token in {top1.agree} of {number(top1.rows, 'row')}"
+    text = f"{agree}; it leads by {top1.margin:.2g} or more"
     return text if top1.lost is None else f"{text}, where they differ by at most {top1.lost:.2g}"
 
 

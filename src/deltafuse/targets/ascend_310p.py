@@ -20,8 +20,8 @@ KEY_DIM = 128
 
 #: Limits of both kernels.
 LIMITS = (
-    limits.head_ratio("S", "the key head's index is clamped in silence"),
-    limits.head_size("S", KEY_DIM, f"above {KEY_DIM} a slow path is taken, without an error"),
+    limits.head_ratio("S", "else the key head's index is clamped in silence"),
+    limits.head_size("S", KEY_DIM, "else a slow path is taken, without an error"),
     limits.static_batch("A", "lengths and slot indices are written for a number of sequences"),
     limits.bf16_boundary("S"),
 )

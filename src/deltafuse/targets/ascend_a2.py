@@ -19,21 +19,21 @@ RGDR_DIM, RGDR_HEADS, RGDR_TOKENS = 512, 256, 8
 #: Limits of both kernels.
 LIMITS = (
     limits.per_channel_decay("S", "either operator"),
-    limits.head_ratio("S", "tiling fails"),
+    limits.head_ratio("S", "else tiling fails"),
     limits.static_batch("A", "lengths and slot indices are written for a number of sequences"),
     limits.bf16_boundary("S"),
 )
 CGDR_LIMITS = (
-    limits.head_size("S", DIM, f"above {DIM} tiling fails"),
-    limits.value_head_size("S", DIM, f"above {DIM} tiling fails"),
-    limits.head_count("S", HEADS, f"above {HEADS} tiling fails"),
+    limits.head_size("S", DIM, "else tiling fails"),
+    limits.value_head_size("S", DIM, "else tiling fails"),
+    limits.head_count("S", HEADS, "else tiling fails"),
 )
 RGDR_LIMITS = (
     limits.rgdr_boundary("S"),
     limits.rgdr_tokens("S", RGDR_TOKENS),
-    limits.head_size("S", RGDR_DIM, f"above {RGDR_DIM} tiling fails"),
-    limits.value_head_size("S", RGDR_DIM, f"above {RGDR_DIM} tiling fails"),
-    limits.head_count("S", RGDR_HEADS, f"above {RGDR_HEADS} tiling fails"),
+    limits.head_size("S", RGDR_DIM, "else tiling fails"),
+    limits.value_head_size("S", RGDR_DIM, "else tiling fails"),
+    limits.head_count("S", RGDR_HEADS, "else tiling fails"),
 )
 
 PROFILE = Profile(

@@ -91,7 +91,7 @@ class Limit:
     Attributes:
         code: reason code.
         mark: V seen in a file of the reference exporter, S read in public source, A assumed.
-        fact: what the kernel does beyond the limit.
+        fact: what holds, and what the kernel does beyond it or why.
         check: the reason where a case is beyond it, None where it is within or not known to be beyond.
     """
 

@@ -43,7 +43,7 @@ def per_channel_decay(mark: str, op: str) -> Limit:
     def check(case: Case) -> Reason | None:
         return Reason("per-channel-decay", {"op": op}) if case.per_channel else None
 
-    return Limit("per-channel-decay", mark, "g is read as [T, Nv]", check)
+    return Limit("per-channel-decay", mark, "one decay per value head and token: g is read as [T, Nv]", check)
 
 
 def decay_required(mark: str, op: str) -> Limit:
@@ -52,7 +52,7 @@ def decay_required(mark: str, op: str) -> Limit:
     def check(case: Case) -> Reason | None:
         return None if case.decays else Reason("decay-required", {"op": op})
 
-    return Limit("decay-required", mark, "g is a required input", check)
+    return Limit("decay-required", mark, "the rule has a decay: g is a required input", check)
 
 
 def head_ratio(mark: str, fact: str) -> Limit:
@@ -64,7 +64,7 @@ def head_ratio(mark: str, fact: str) -> Limit:
             return None
         return Reason("head-ratio", {"value_heads": values, "key_heads": keys})
 
-    return Limit("head-ratio", mark, fact, check)
+    return Limit("head-ratio", mark, f"value heads are a multiple of key heads: {fact}", check)
 
 
 def head_size(mark: str, limit: int, fact: str) -> Limit:
@@ -75,7 +75,7 @@ def head_size(mark: str, limit: int, fact: str) -> Limit:
             return None
         return Reason("head-size", {"key_dim": case.key_dim, "limit": limit})
 
-    return Limit("head-size", mark, fact, check)
+    return Limit("head-size", mark, f"key head size at most {limit}: {fact}", check)
 
 
 def value_head_size(mark: str, limit: int, fact: str) -> Limit:
@@ -86,7 +86,7 @@ def value_head_size(mark: str, limit: int, fact: str) -> Limit:
             return None
         return Reason("value-head-size", {"value_dim": case.value_dim, "limit": limit})
 
-    return Limit("value-head-size", mark, fact, check)
+    return Limit("value-head-size", mark, f"value head size at most {limit}: {fact}", check)
 
 
 def head_count(mark: str, limit: int, fact: str) -> Limit:
@@ -98,7 +98,7 @@ def head_count(mark: str, limit: int, fact: str) -> Limit:
         heads = {"key_heads": case.key_heads, "value_heads": case.value_heads}
         return Reason("head-count", {**heads, "limit": limit})
 
-    return Limit("head-count", mark, fact, check)
+    return Limit("head-count", mark, f"at most {limit} heads of either kind: {fact}", check)
 
 
 def static_batch(mark: str, fact: str) -> Limit:
@@ -110,7 +110,7 @@ def static_batch(mark: str, fact: str) -> Limit:
             return None
         return Reason("static-batch", {"batch": case.batch, "wanted": case.options.batch})
 
-    return Limit("static-batch", mark, fact, check)
+    return Limit("static-batch", mark, f"a batch that is dynamic or that of --batch: {fact}", check)
 
 
 def bf16_boundary(mark: str) -> Limit:
@@ -122,7 +122,8 @@ def bf16_boundary(mark: str) -> Limit:
             return None
         return Reason("bf16-boundary", {"roles": ", ".join(roles)})
 
-    return Limit("bf16-boundary", mark, "q, k, v, beta and states are float16", check)
+    fact = "with boundary fp16 no bfloat16 operand, unless allowed: q, k, v, beta and states are float16"
+    return Limit("bf16-boundary", mark, fact, check)
 
 
 def rgdr_tokens(mark: str, limit: int) -> Limit:
@@ -134,7 +135,8 @@ def rgdr_tokens(mark: str, limit: int) -> Limit:
         found = case.tokens_text if case.tokens is None else case.tokens
         return Reason("rgdr-tokens", {"tokens": found, "limit": limit})
 
-    return Limit("rgdr-tokens", mark, f"a sequence of more than {limit} tokens gets no result and no error", check)
+    fact = f"1 to {limit} tokens, a number in the file: a longer sequence gets no result and no error"
+    return Limit("rgdr-tokens", mark, fact, check)
 
 
 def rgdr_head_size(mark: str, block: int) -> Limit:
@@ -146,7 +148,7 @@ def rgdr_head_size(mark: str, block: int) -> Limit:
         sizes = {"key_dim": case.key_dim, "value_dim": case.value_dim}
         return Reason("rgdr-head-size", {**sizes, "block": block})
 
-    fact = f"rows that are no multiple of {block} are read and written past their end"
+    fact = f"head sizes are multiples of {block}: other rows are read and written past their end"
     return Limit("rgdr-head-size", mark, fact, check)
 
 
@@ -160,7 +162,7 @@ def rgdr_batch_heads(mark: str, block: int) -> Limit:
             return None
         return Reason("rgdr-batch-heads", {"batch": batch, "value_heads": case.value_heads, "block": block})
 
-    fact = f"for more than one sequence, gates of heads that are no multiple of {block} are read past their end"
+    fact = f"for several sequences, value heads are a multiple of {block}: other gates are read past their end"
     return Limit("rgdr-batch-heads", mark, fact, check)
 
 
@@ -170,7 +172,7 @@ def rgdr_boundary(mark: str) -> Limit:
     def check(case: Case) -> Reason | None:
         return None if case.boundary == TensorProto.BFLOAT16 else Reason("rgdr-boundary", {})
 
-    return Limit("rgdr-boundary", mark, "q, k, v, beta and the state are bfloat16", check)
+    return Limit("rgdr-boundary", mark, "boundary bf16: q, k, v, beta and the state are bfloat16", check)
 
 
 def least_opset(mark: str, least: int, wanted: int) -> Limit:

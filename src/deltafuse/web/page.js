@@ -50,4 +50,6 @@ filter.addEventListener("input", refilter);
 status.addEventListener("change", refilter);
 window.addEventListener("hashchange", follow);
 refilter();
+// A page of one site is about that site.
+if (elements.length === 1) elements[0].open = true;
 follow();

@@ -63,8 +63,8 @@ function rule(site) {
   const rows = [["rule", `${site.rule}, written as ${site.form}`]];
   const dims = site.dims;
   if (dims) rows.push(["dims", `batch ${dims.batch}, tokens ${dims.tokens}, heads ${dims.key_heads} (key) / ${dims.value_heads} (value), head size ${dims.key_dim} (key) / ${dims.value_dim} (value)`]);
-  if (site.scale !== null) rows.push(["scale", String(site.scale)]);
-  if (site.norms) rows.push(["L2 norm", site.norms.map(([name, kind, eps]) => `${name}: ${kind}, eps ${Number(eps.toPrecision(9))}`).join("; ") || "none"]);
+  if (site.scale !== null) rows.push(["scale", String(Number(site.scale.toPrecision(6)))]);
+  if (site.norms) rows.push(["L2 norm", site.norms.map(([name, kind, eps]) => `${name}: ${kind}, eps ${Number(eps.toPrecision(6))}`).join("; ") || "none"]);
   const valid = site.valid_tokens;
   if (valid) {
     const ends = [valid.below ? `${valid.below} below` : "", valid.above ? `${valid.above} above` : ""].filter(Boolean);
