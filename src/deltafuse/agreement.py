@@ -34,12 +34,13 @@ def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
 
     The first draw has the batch it was found with; every column is compared at few tokens, mixtures of them at many.
     At few tokens a free batch is larger, and one sequence far larger than the next: what they have of each other shows.
+    A power of beta that sequences have of each other shows where the draw with large ones has several of them.
     """
     several = at.batch is not None and at.batch > 1
     few = trial.few_tokens(BATCH if several else at.batch)
     steps = [Step(few or at, replace(DRAWS[0], spread=FAR) if several else DRAWS[0], len(DRAWS))]
     for seed, how in enumerate(DRAWS):
-        batch = at.batch if seed == 0 or at.batch is None else 1
+        batch = at.batch if seed == 0 or how.surge or at.batch is None else 1
         steps.append(Step(at.at(at.tokens, batch, seed) or at, how, seed))
     ahead = trial.ahead([step.even for step in steps])
     errors: list[float] = []
@@ -61,7 +62,7 @@ def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
 def far_fails(trial: Trial, at: Binding) -> Reason | None:
     """What the rule does not have and only shows where operands are far from each other: see below, in this order."""
     decays = "g" in trial.explained.assignment.values
-    few = trial.few_tokens(None if at.batch is None else 1) or at
+    few = trial.few_tokens(at.batch) or at
     leaps = [Step(few, how, seed) for seed, how in enumerate(LEAPS)] if decays else []
     chain = Step(at, CHAIN if decays else replace(CHAIN, decay=_NONE), 0)
     ahead = trial.ahead([step.even for step in (*leaps, chain)])

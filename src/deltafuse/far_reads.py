@@ -40,12 +40,13 @@ class FarReads:
     reached: dict[int, int] = field(default_factory=dict[int, int])
     whole: set[int] = field(default_factory=set[int])
 
-    def goes_far(self, node: int, data: Sequence[int]) -> bool:
+    def goes_far(self, node: int, data: Sequence[int], moved: int = 0) -> bool:
         """Whether a node reads data so far away that trials do not show it; notes how far it goes.
 
         Args:
             node: that data reaches.
             data: positions of its operands that are data.
+            moved: by how much constants have moved the positions at which it reads.
         """
         graph, scope = self.scope.graph, self.scope
         inputs, outputs = graph.node_inputs[node], graph.node_outputs[node]
@@ -53,16 +54,21 @@ class FarReads:
         if scope.shapes is None and self.whole.isdisjoint(held):
             return False
         total = max((self.reached.get(value, 0) for value in held), default=0)
-        moved = [abs(number) for number in self._offsets(node) if abs(number) < _END]
-        total += max(moved, default=0)
+        # What is divided first reads farther than by the number it is divided by: once is enough, twice is too far.
+        total += self.offset(node) + (2 * moved + 1 if moved else 0)
         if total > FARTHEST or self._is_bounded(node) or self._mixes(node):
             return True
         if total:
             self.reached.update(dict.fromkeys(outputs, total))
+            self.sizes.farthest = max(self.sizes.farthest, total)
         if scope.shapes is None:
             # Also what is read for one step may have free axes still.
             self.whole.update(outputs)
         return False
+
+    def offset(self, node: int) -> int:
+        """How far constants move what a node reads along free axes, 0 where they do not."""
+        return max((abs(number) for number in self._offsets(node) if abs(number) < _END), default=0)
 
     def _is_bounded(self, node: int) -> bool:
         """Whether a size of a result is a bound or a remainder: another for sizes that are not tried.
@@ -116,6 +122,8 @@ class FarReads:
             yield from self._slice(inputs, shape)
         elif op == "Pad":
             yield from self._pad(inputs, shape)
+        elif op == "Concat":
+            yield self._beside(node)
         else:
             depth = () if "batch_dims" in attributes else (self._shape(second) or (None,))[-1:]
             axes = [axis for axis in self._axes(op, shape, axis, depth) if _free(shape, axis)]
@@ -153,6 +161,18 @@ class FarReads:
                 yield FARTHEST + 1
             if self._across(shape, axis) and not all(self._is_end(bound) for bound in bounds):
                 yield FARTHEST + 1
+
+    def _beside(self, node: int) -> int:
+        """How many places that are no step's own are put together along a free axis."""
+        graph = self.scope.graph
+        axis, shapes = graph.attributes(node)["axis"].i, [self._shape(value) for value in graph.node_inputs[node]]
+        if self.scope.shapes is None and None in shapes:
+            return 0
+        if not _free(self._shape(graph.node_outputs[node][0]), axis):
+            return 0
+        sizes = [shape[axis] for shape in shapes if shape and -len(shape) <= axis < len(shape)]
+        fixed = sum(size for size in sizes if isinstance(size, int))
+        return fixed if self.scope.shapes is not None or fixed > 1 else 0
 
     def _pad(self, inputs: Sequence[int], shape: Sequence[Dim] | None) -> Iterator[int]:
         amounts = self._items(inputs[1])

@@ -227,13 +227,13 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
         tied(at),
         other_beyond(trial, binding, validity, looping=bool(loops)),
         ends_fail(trial, binding, validity, sizes),
-        turns_fail(trial, binding, validity, choices),
+        turns_fail(trial, binding, validity, choices, sizes),
     ):
         if fault is not None:
             return fault
     errors = errors_on(trial, at)
-    # All draws but the first are those of one sequence: where they agree, and are not too large to tell, so does it.
-    alone = alone_fails(trial, at) if isinstance(errors, Reason) or len(errors) == 1 else None
+    # All draws but two are those of one sequence: where they agree, and are not too large to tell, so does it.
+    alone = alone_fails(trial, at) if isinstance(errors, Reason) or len(errors) <= 2 else None
     if alone is not None:
         return alone
     if isinstance(errors, Reason):

@@ -35,7 +35,7 @@ def compared(values: SizedValues, node: int, given: Sequence[Flow | None]) -> Fl
         array = values.scope.constant(value) if flow is None else None
         if flow is None and (array is None or not ENDS.issuperset(array.ravel().tolist())):
             return GATE
-        if values.is_size(value) and not values.is_plain(value):
+        if values.is_size(value) and not (values.is_plain(value) and values.is_along_tokens(value)):
             return GATE
     values.sizes.masks = True
     return MASK if len(flows) < 2 or kinds != {FlowKind.SPAN} else GATE
@@ -59,7 +59,10 @@ def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None
     if op == "Mul":
         factor = values.scope.constant(other)
         largest = float("inf") if factor is None else float(np.abs(factor).max(initial=0.0))
-        return plain if largest <= WIDE.get(dtype, 0) else GATE
+        if kinds == [FlowKind.SIZE]:
+            return plain if largest <= WIDE.get(dtype, 0) else GATE
+        # Positions that lie far apart are beyond all that is tried but for the first.
+        return Flow(plain.kind, FARTHEST if largest > 1.0 else moved) if largest <= LARGEST_CHUNK else GATE
     if op in ("Div", "Mod") and given[1] is None and kinds == [FlowKind.PLACE]:
         divisor = values.scope.number(other) or 0
         return Flow(FlowKind.INDEX, FARTHEST) if dtype in WHOLE and 0 < divisor <= LARGEST_CHUNK else GATE
@@ -69,7 +72,10 @@ def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None
 def _moved(values: SizedValues, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
     """A sum or difference."""
     inputs = values.scope.graph.node_inputs[node]
-    steps = [values.reach_of(value) for value, flow in zip(inputs, given, strict=True) if flow is None]
+    steps = [
+        values.reach_of(value) for value, flow in zip(inputs, given, strict=True)
+        if flow is None or flow.kind in (FlowKind.FLAT, FlowKind.TABLE)
+    ]  # fmt: skip
     flows = [flow for flow in given if flow is not None]
     total = sum(step or 0 for step in steps) + sum(flow.moved for flow in flows)
     if None in steps or total > FARTHEST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from deltafuse.bench import Binding
@@ -32,6 +33,10 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 #: Largest chunk whose padding is looked through.
 _LONGEST = 128
+#: Most turns of all choices together that are tried.
+_MOST_TURNS = 2 * _LONGEST
+#: Constants that move data no farther than this act where all is proven with several sequences, too.
+_NEAR = 64
 _BAR = 1e-10
 
 
@@ -87,24 +92,30 @@ def turns(graph: Graph, shapes: Shapes, nodes: Sequence[int]) -> tuple[Turns, ..
     return tuple(found)
 
 
-def turns_fail(trial: Trial, binding: Binding, validity: Validity, choices: Sequence[Turns]) -> Reason | None:
-    """A choice that is not right at every turn, or that is not known to be.
+def turns_fail(
+    trial: Trial, binding: Binding, validity: Validity, choices: Sequence[Turns], sizes: Sizes
+) -> Reason | None:
+    """Choices that are not right at every turn of them all, or that are not known to be.
+
+    What two choices make together may show only where both are made; so it is with what else the sizes decide: padding
+    up to whole chunks, and masks, which tell even sizes from odd ones.
 
     Args:
         trial: what is right at some token counts.
         binding: sizes at which it is.
         validity: the range in which it is.
         choices: as `turns` finds them.
+        sizes: how the site makes use of them.
     """
+    if not choices:
+        return None
+    length = lcm(*(choice.length for choice in choices), *sizes.chunks, 2 if sizes.masks else 1)
     for choice in choices:
-        reason = Reason("position-gate", {"op": "If", "node": choice.node})
-        if all(choice.symbol not in symbols(dim) for dim in binding.tokens_dims):
-            return reason
-        for tokens in range(validity.low, min(validity.low + choice.length - 1, validity.high) + 1):
-            at = binding.at(tokens, None if binding.batch is None else 1)
-            error = reason if at is None else trial.error(at, DRAWS[0], tokens)
-            if isinstance(error, Reason) or error > _BAR:
-                return reason
+        if length > _MOST_TURNS or all(choice.symbol not in symbols(dim) for dim in binding.tokens_dims):
+            return Reason("position-gate", {"op": "If", "node": choice.node})
+    for tokens in range(validity.low, min(validity.low + length - 1, validity.high) + 1):
+        if any(not _is_right(trial, binding, tokens, batch) for batch in _batches(binding)):
+            return Reason("position-gate", {"op": "If", "node": choices[0].node})
     return None
 
 
@@ -119,16 +130,31 @@ def ends_fail(trial: Trial, binding: Binding, validity: Validity, sizes: Sizes) 
     """
     counts = {1, 2, 3} if sizes.masks or sizes.chunks else set[int]()
     counts |= {count for chunk in sizes.chunks for count in (chunk - 1, chunk, chunk + 1, 2 * chunk, 2 * chunk + 1)}
+    counts |= {validity.high} if sizes.farthest > _NEAR else set[int]()
     if binding.tokens is None:
         return None
     for tokens in sorted(counts):
-        if not validity.low <= tokens <= validity.high or tokens in validity.tried:
+        if not validity.low <= tokens <= validity.high:
             continue
-        at = binding.at(tokens, None if binding.batch is None else 1)
-        error = None if at is None else trial.error(at, DRAWS[0], tokens)
-        if isinstance(error, Reason) or (error is not None and error > _BAR):
+        # The range was found with one sequence.
+        batches = [batch for batch in _batches(binding) if tokens not in validity.tried or batch not in (None, 1)]
+        if any(not _is_right(trial, binding, tokens, batch, at_all=False) for batch in batches):
             return Reason("some-tokens-only", {"tokens": tokens, "low": validity.low, "high": validity.high})
     return None
+
+
+def _batches(binding: Binding) -> tuple[int | None, ...]:
+    """The batches to try: one sequence, and several where the site was right for these, which may be mixed up."""
+    return (binding.batch,) if binding.batch in (None, 1) else (1, binding.batch)
+
+
+def _is_right(trial: Trial, binding: Binding, tokens: int, batch: int | None, *, at_all: bool = True) -> bool:
+    """Whether a site is right at some sizes; `at_all` says whether it has to be possible to give it these."""
+    at = binding.at(tokens, batch)
+    if at is None:
+        return not at_all
+    error = trial.error(at, DRAWS[0], tokens)
+    return not isinstance(error, Reason) and error <= _BAR
 
 
 def _number(shapes: Shapes, value: int) -> Dim | None:

@@ -56,6 +56,7 @@ class Sizes:
         tokens: symbols of the token axis, None where it is not known yet.
         others: symbols of operands that are neither tokens nor batch.
         valid: least and greatest token count that the site is right for, where it is asked about these alone.
+        farthest: how far constants move data along free axes at most.
     """
 
     same: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
@@ -64,6 +65,7 @@ class Sizes:
     tokens: frozenset[str] | None = None
     others: frozenset[str] = frozenset()
     valid: tuple[int, int] | None = None
+    farthest: int = 0
     _known: dict[Dim, int] = field(default_factory=dict[Dim, int])
 
     def chunk(self, dim: Dim) -> int:
@@ -128,6 +130,11 @@ def one_symbol(dims: Sequence[Dim]) -> dict[str, Dim]:
     return {name: symbol(names[0]) for name in names[1:] if name != names[0]}
 
 
+def farthest(given: Sequence[Flow | None]) -> int:
+    """By how much constants have moved any of some values."""
+    return max((flow.moved for flow in given if flow is not None), default=0)
+
+
 def joined(given: Sequence[Flow | None], *, tables: bool) -> Flow:
     """What several values put together are.
 
@@ -138,8 +145,8 @@ def joined(given: Sequence[Flow | None], *, tables: bool) -> Flow:
     kinds = {flow.kind for flow in given if flow is not None}
     if kinds <= NUMBERS:
         if tables or FlowKind.TABLE in kinds:
-            return TABLE
-        return FLAT if kinds == {FlowKind.FLAT} and None not in given else MASK
+            return Flow(FlowKind.TABLE, farthest(given))
+        return FLAT if kinds == {FlowKind.FLAT} and None not in given else Flow(FlowKind.MASK, farthest(given))
     if kinds == {FlowKind.SIZE}:
         return SIZE
-    return Flow(FlowKind.INDEX, FARTHEST) if kinds <= COUNTS | {FlowKind.FLAT, FlowKind.TABLE} else GATE
+    return Flow(FlowKind.INDEX, farthest(given)) if kinds <= COUNTS | {FlowKind.FLAT, FlowKind.TABLE} else GATE

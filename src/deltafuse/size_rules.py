@@ -17,7 +17,20 @@ from deltafuse.far_reads import FarReads
 from deltafuse.quasi_linear import LARGEST_CHUNK
 from deltafuse.scope import SHAPES
 from deltafuse.size_arithmetic import cast_size, compared, counted
-from deltafuse.size_flow import COUNTS, FLAT, GATE, INDEX, MASK, NUMBERS, SIZE, TABLE, Flow, FlowKind, joined
+from deltafuse.size_flow import (
+    COUNTS,
+    FARTHEST,
+    FLAT,
+    GATE,
+    MASK,
+    NUMBERS,
+    SIZE,
+    TABLE,
+    Flow,
+    FlowKind,
+    farthest,
+    joined,
+)
 from deltafuse.size_values import ENDS, SizedValues
 
 #: Operators that move or repeat the numbers of their first operand; the others say how.
@@ -65,7 +78,7 @@ class Follower(SizedValues):
             held: which of its operands are data.
         """
         graph = self.scope.graph
-        how, inputs = _HOW.get(graph.standard[node], ()), graph.node_inputs[node]
+        how, inputs, moved = _HOW.get(graph.standard[node], ()), graph.node_inputs[node], 0
         for position, value in enumerate(inputs):
             flow = self.flows.get(value)
             if flow is None or position in held:
@@ -73,7 +86,8 @@ class Follower(SizedValues):
             fits = self.lays_out(value) if position in how else flow.kind in NUMBERS
             if not fits:
                 return True
-        return self.reads.goes_far(node, held)
+            moved = max(moved, flow.moved)
+        return self.reads.goes_far(node, held, moved)
 
     def _made(self, node: int) -> Flow | None:
         graph, scope = self.scope.graph, self.scope
@@ -112,7 +126,8 @@ class Follower(SizedValues):
             return self._laid_out(op, node, given)
         if op == "Concat":
             tables = [v for v, flow in zip(graph_inputs, given, strict=True) if flow is None and self.is_table(v)]
-            return joined(given, tables=bool(tables))
+            found = joined(given, tables=bool(tables))
+            return found if self.reads.offset(node) <= FARTHEST else GATE
         if op == "ConstantOfShape":
             return FLAT if self._all_lay_out(node, 0) else GATE
         if op == "Range":
@@ -131,11 +146,33 @@ class Follower(SizedValues):
         if not self._all_lay_out(node, 1):
             return GATE
         follows = op in _READS and any(flow is not None for flow in given[1:])
+        if given[0] is not None and given[0].kind != FlowKind.SIZE:
+            gate = (follows and given[0].kind == FlowKind.TABLE) or not self._keeps_places(op, node)
+            return GATE if gate else self._moved_places(node, given)
         if given[0] is not None:
-            return GATE if follows and given[0].kind in (FlowKind.SIZE, FlowKind.TABLE) else given[0]
+            return GATE if follows else given[0]
         if not self.is_table(source):
             return FLAT
         return GATE if follows else TABLE
+
+    def _moved_places(self, node: int, given: Sequence[Flow | None]) -> Flow:
+        """What the first operand is once its numbers stand elsewhere: as if each had been moved by a constant."""
+        first = given[0] or GATE
+        moved = sum(flow.moved for flow in given if flow is not None) + self.reads.offset(node)
+        kind = FlowKind.MASK if first.kind == FlowKind.FLAT and moved else first.kind
+        return Flow(kind, moved) if moved <= FARTHEST else GATE
+
+    def _keeps_places(self, op: str, node: int) -> bool:
+        """Whether numbers stay along the axis that they lie along: one that is cut in parts has them far apart."""
+        if op not in ("Reshape", "Flatten", "Tile"):
+            return True
+        engine = self.scope.engine
+        (value, *_), (result, *_) = self.scope.graph.node_inputs[node], self.scope.graph.node_outputs[node]
+        shapes = [None if engine is None else engine.shape(one) for one in (value, result)]
+        if None in shapes:
+            return False
+        before, after = ([dim for dim in shape or () if dim != 1] for shape in shapes)
+        return before == after
 
     def _range(self, node: int) -> Flow:
         start, _, step = self.scope.graph.node_inputs[node]
@@ -143,7 +180,8 @@ class Follower(SizedValues):
         if not self._all_lay_out(node, 0) or length is None:
             return GATE
         if length != 1:
-            return INDEX if 1 < length <= LARGEST_CHUNK and self.rounds_to({int(length)}) else GATE
+            apart = 1 < length <= LARGEST_CHUNK and self.rounds_to({int(length)})
+            return Flow(FlowKind.INDEX, FARTHEST) if apart else GATE
         moved = self.reach_of(start)
         if moved is None:
             return GATE
@@ -174,9 +212,8 @@ class Follower(SizedValues):
         inputs = self.scope.graph.node_inputs[node]
         if kinds <= NUMBERS:
             tables = any(flow is None and self.is_table(v) for v, flow in zip(inputs, given, strict=False) if v)
-            if tables or FlowKind.TABLE in kinds:
-                return TABLE
-            return FLAT if kinds == {FlowKind.FLAT} else MASK
+            found = FlowKind.TABLE if tables or FlowKind.TABLE in kinds else FlowKind.MASK
+            return FLAT if found == FlowKind.MASK and kinds == {FlowKind.FLAT} else Flow(found, farthest(given))
         if not kinds <= COUNTS:
             return GATE
         if op in ("Cast", "CastLike"):

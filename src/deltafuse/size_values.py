@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from deltafuse.dims import Dim
 from deltafuse.scope import Scope
+from deltafuse.shape_rules_contents import filling
 from deltafuse.size_flow import FARTHEST, Flow, FlowKind, Sizes
 
 #: Element types that hold sizes and positions as they are, and the largest factor of a size that they hold with it.
@@ -18,6 +19,10 @@ WIDE: Mapping[int, int] = {
     TensorProto.INT64: 1 << 32, TensorProto.INT32: 1 << 12, TensorProto.FLOAT: 1, TensorProto.DOUBLE: 1 << 20,
 }  # fmt: skip
 WHOLE: frozenset[int] = frozenset({TensorProto.INT64, TensorProto.INT32})
+#: Operators whose result has the numbers of their first operand.
+_SPREADS = frozenset({
+    "Expand", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Tile", "Identity", "Slice", "Gather", "Flatten", "Cast",
+})  # fmt: skip
 #: Constants that a single position may be compared with: the ends of an axis.
 ENDS = frozenset({-1.0, 0.0, 1.0})
 
@@ -80,13 +85,24 @@ class SizedValues:
         return array is None or bool((array != array.ravel()[:1]).any())
 
     def reach_of(self, value: int) -> int | None:
-        """Largest absolute number in a constant; 0 for a size; None where it is not known or too large."""
-        if value in self.flows:
+        """Largest absolute number in a constant, spread out or not; 0 for a size; None: not known, or too large."""
+        graph, flow = self.scope.graph, self.flows.get(value)
+        if flow is not None and flow.kind not in (FlowKind.FLAT, FlowKind.TABLE):
             return 0
+        while flow is not None and (node := graph.producer[value]) >= 0 and graph.standard[node] in _SPREADS:
+            value = graph.node_inputs[node][0]
+        node = graph.producer[value]
+        if node >= 0 and graph.standard[node] == "ConstantOfShape":
+            item = filling(self.scope.model, graph, node)
+            return int(np.ceil(abs(item))) if isinstance(item, (int, float)) and abs(item) <= FARTHEST else None
         contents = self.numbers(value)
         array = self.scope.constant(value) if contents is None else np.array(contents, np.float64)
         most = None if array is None or array.size == 0 else float(np.abs(array).max())
         return None if most is None or not most <= FARTHEST else int(np.ceil(most))
+
+    def is_along_tokens(self, value: int) -> bool:
+        """Whether a size, as far as it is known, is made of those of tokens alone."""
+        return all(map(self.sizes.along_tokens, self.numbers(value) or ()))
 
     def is_plain(self, value: int) -> bool:
         """Whether a size is one up to one more or less: a position that is compared with it is at an end."""
