@@ -86,9 +86,10 @@ LOOSE = {
     "ff = Cast<to = 1>(hh)\n  fac = Sub(ff, dd)",
     "compared": f"{A}{number('dd', 2048.5)}cc = Expand(aa, sh)\n  hh = Cast<to = 10>(cc)\n  ff = Cast<to = 1>(hh)\n  "
     "more = Greater(ff, dd)\n  fac = Cast<to = 1>(more)",
-    "joined": f"{A}{D}cc = Expand(aa, sh)\n  zz = ConstantOfShape(sh)\n  both = Concat<axis = 0>(cc, zz)\n  "
+    "joined": f"{A}{D}cc = Expand(aa, sh)\n  zz = ConstantOfShape(sh)\n  both = Concat<axis = 2>(cc, zz)\n  "
     + rounded_half("both").replace("fac", "fac2")
-    + "\n  nought = Constant<value = int64 {0}>()\n  fac1 = Gather(fac2, nought)\n  fac = Identity(fac1)",
+    + "".join(f"\n  n{count} = Constant<value = int64[1] {{{count}}}>()" for count in (0, 2, 5))
+    + "\n  fac = Slice(fac2, n0, n5, n2)",
     "chosen": f"{A}{D}cc = Expand(aa, sh)\n  zz = ConstantOfShape<value = float[1] {{2049}}>(sh)\n  "
     "on = ConstantOfShape<value = bool[1] {1}>(sh)\n  either = Where(on, cc, zz)\n  " + rounded_half("either"),
     "added": f"{number('aa', 16777216.0)}one1 = ConstantOfShape<value = float[1] {{1}}>(sh)\n  "
