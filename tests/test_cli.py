@@ -116,7 +116,10 @@ def test_a_truncated_file(fuse: Fuse, tmp_path: Path) -> None:
 
 def test_a_missing_file(fuse: Fuse, tmp_path: Path) -> None:
     path = tmp_path / "nowhere.onnx"
-    assert str(path) in user_error(fuse, "missing-file", path, "-o", tmp_path / "out.onnx")
+    assert user_error(fuse, "missing-file", path, "-o", tmp_path / "out.onnx").endswith("check the path")
+    near = broken(tmp_path, DECODE.read_bytes()).rename(tmp_path / "nowhere2.onnx")
+    told = user_error(fuse, "missing-file", path, "-o", tmp_path / "out.onnx")
+    assert told.endswith(f"{path} does not exist: check the path; did you mean {near}?")
 
 
 def test_output_equal_to_input(fuse: Fuse, tmp_path: Path) -> None:

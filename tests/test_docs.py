@@ -101,7 +101,7 @@ def test_every_error_is_listed_with_its_message() -> None:
     raised = set(re.findall(r'UserError\(\s*"([a-z-]+)"', sources))
     assert len(raised) > 50
     assert raised - set(listed) == {"usage"} - set(listed)
-    assert "{path} does not exist: check the path" in listed["missing-file"].split("<br>")
+    assert "{path} does not exist: check the path…" in listed["missing-file"].split("<br>")
 
 
 def test_every_target_is_listed_with_all_its_limits_and_ports() -> None:

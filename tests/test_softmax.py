@@ -92,7 +92,7 @@ def test_one_that_was_looked_at_is_told_in_the_singular(tmp_path):
     text = '<ir_version: 8, opset_import: ["" : 17]> m (float[1,6,8] x) => (float[1,6,8] out) { out = Exp(x) }'
     _, _, (note,) = told(text, tmp_path)
     assert "1 exponential of data and 0 contractions of data with data were looked at" in note
-    assert note.endswith("in its place (see 'no site at all' in docs/troubleshooting.md)")
+    assert note.endswith("in its place; a rule of another kind is looked for with --rules, see `fuse patterns`")
 
 
 #: A softmax of given scores that is written out without their greatest: one exponential of one value.

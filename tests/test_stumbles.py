@@ -493,11 +493,13 @@ def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse) -> None:
     assert lines[-1] == "next: --html FILE draws what was looked at"
 
 
-def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse) -> None:
+def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse, tmp_path: Path) -> None:
     path = export("nm_chunk_decay_sign").path
     told = f"next: fuse inspect {path} --site 'site.0' tells how far off it is, --html FILE draws it\n"
     assert told in fuse("inspect", path).out
     assert "next: " not in fuse("inspect", DECODE).out
+    drawn = fuse("inspect", path, "--html", tmp_path / "page.html").out
+    assert f"next: fuse inspect {path} --site 'site.0' tells how far off it is\n" in drawn
     shown = fuse("inspect", export("nm_decay_sign").path, "--site", "*").out
     assert "it is the neighbour decay-sign of gated_delta_rule, with a difference of " in shown
 

@@ -16,6 +16,7 @@ from deltafuse.verify import Settings, VerifyReport, check
 from deltafuse.verify_bars import Overrides
 from deltafuse.verify_causes import Causes, find_causes
 from deltafuse.verify_task import TaskOptions, verify_task
+from deltafuse.wording import PAGE
 
 __all__ = ["run", "verify"]
 
@@ -66,7 +67,7 @@ def run(
     from deltafuse.html_verify import write_page
 
     write_page(report, html)
-    return replace(report, notes=(*report.notes, f"the page is {html}"))
+    return replace(report, notes=(*report.notes, f"{PAGE} {html}"))
 
 
 def _run(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: What to do where a model has no site and should have one.
 _EXPORT = (
     "if the model does have linear attention, export it with plain operators, without a fused kernel or a custom "
-    "operator in its place (see 'no site at all' in docs/troubleshooting.md)"
+    "operator in its place; a rule of another kind is looked for with --rules, see `fuse patterns`"
 )
 #: Code of the note on a model without a site that has fused nodes.
 ALREADY = "already-fused"

@@ -37,6 +37,7 @@ from deltafuse.searching import Search, Searched
 from deltafuse.shapes import Shapes
 from deltafuse.user_code import blamed
 from deltafuse.wire import Model, scan
+from deltafuse.wording import PAGE
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, repor
         evidence = Evidence(found.file, scope.model, scope.kinds, scope.shapes, main.candidates, draft.parts[0])
         output = None if report.exit or options.dry_run else report.output
         write_page(options.html, replace(report, output=output), evidence)
-    return replace(report, notes=(*report.notes, f"the page is {options.html}"))
+    return replace(report, notes=(*report.notes, f"{PAGE} {options.html}"))
 
 
 def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:

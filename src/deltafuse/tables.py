@@ -15,7 +15,7 @@ from deltafuse.match import Dims, FuseReport, Match, SiteReport, Validity
 from deltafuse.report import dim, roles_text
 from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_lines
-from deltafuse.wording import grouped, number, of_sites
+from deltafuse.wording import PAGE, grouped, number, of_sites
 
 if TYPE_CHECKING:
     from deltafuse.lint import LintReport
@@ -132,7 +132,8 @@ def sentences(report: FuseReport, *, reasons: bool = True, steps: bool = True) -
         yield f"{of_sites(names, total)}: {text}"
     near = [site.name for site in report.sites if site.reason is not None and site.reason.nearest is not None]
     if near and steps:
-        yield f"next: fuse inspect {report.model} --site '{near[0]}' tells how far off it is, --html FILE draws it"
+        draws = "" if any(note.startswith(PAGE) for note in report.notes) else ", --html FILE draws it"
+        yield f"next: fuse inspect {report.model} --site '{near[0]}' tells how far off it is{draws}"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in grouped(notes):
         yield f"note, {of_sites(names, total)}: {text}"

@@ -9,6 +9,7 @@ import mmap
 import stat
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -170,10 +171,20 @@ def _map(path: Path) -> memoryview:
             if file.read(1):
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
-        raise UserError("missing-file", f"{path} does not exist: check the path") from None
+        raise UserError("missing-file", f"{path} does not exist: check the path{_near(path)}") from None
     except (OSError, ValueError) as error:
         raise UserError("unreadable", f"{path} cannot be read ({error}): check its permissions") from None
     raise UserError("not-onnx", f"{path} is empty: export or download the model again")
+
+
+def _near(path: Path) -> str:
+    """Files beside it that may be meant."""
+    try:
+        there = sorted(one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file())
+    except OSError:
+        return ""
+    near = get_close_matches(path.name, there, 3)
+    return f"; did you mean {' or '.join(str(path.with_name(name)) for name in near)}?" if near else ""
 
 
 def _not_onnx(path: Path, error: WireError) -> UserError:

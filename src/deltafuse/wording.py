@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+#: How the note begins that says where the page was written.
+PAGE = "the page is"
+
 _Said = TypeVar("_Said")
 
 #: Names that are told one by one.
