@@ -37,7 +37,8 @@ TRACED = 32
 #: Largest difference from torch, against the largest number there is: float32, sums in another order.
 TOLERANCE = 1e-4
 LAYER = "import sys; from pathlib import Path; from layer_models import write_layer; "
-LAYER += "write_layer(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], dynamic=sys.argv[5] == 'True')"
+LAYER += "write_layer(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], dynamic=sys.argv[5] == 'True', "
+LAYER += "chunk=int(sys.argv[6]) or None)"
 STACK = "import sys, json; from pathlib import Path; import big_model; "
 STACK += "big_model.write_big_prefill(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))"
 LOAD = """
@@ -120,10 +121,11 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     for part in options.parts:
         for tokens in options.tokens:
             folder = options.keep / f"{part}-{tokens}"
-            path = made(folder / "model.onnx", LAYER, part, tokens, dims, False)
+            path = made(folder / "model.onnx", LAYER, part, tokens, dims, False, options.chunk)
             free = path
             if tokens > 1:
-                free = made(options.keep / f"{part}-free" / "model.onnx", LAYER, part, TRACED, dims, True)
+                folder = options.keep / f"{part}-free"
+                free = made(folder / "model.onnx", LAYER, part, TRACED, dims, True, options.chunk)
             with np.load(path.with_suffix(".npz")) as stored:
                 arrays = {name: stored[name] for name in stored.files}
             found.append({"part": part, "tokens": tokens, **compare((path, fused(free)), arrays, options)})
@@ -171,6 +173,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=24, help="linear layers of the graph that is loaded, 0 for none")
     parser.add_argument("--load-runs", type=int, default=3)
     parser.add_argument("--dims", type=json.loads, default=DIMS, help="as JSON; other ones need another --keep")
+    parser.add_argument("--chunk", type=int, default=0, help="tokens of a layer's chunk, 0 for the model's own")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "deltafuse-bench-ort")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)

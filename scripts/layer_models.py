@@ -67,7 +67,9 @@ def rule_case(sizes: Sizes, tokens: int) -> tuple[nn.Module, dict[str, torch.Ten
 CASES = {"layer": layer_case, "rule": rule_case}
 
 
-def write_layer(path: Path, part: str, tokens: int, dims: str, *, dynamic: bool = False) -> None:
+def write_layer(
+    path: Path, part: str, tokens: int, dims: str, *, dynamic: bool = False, chunk: int | None = None
+) -> None:
     """Writes one export and, beside it, its inputs and what torch makes of them.
 
     Args:
@@ -77,11 +79,12 @@ def write_layer(path: Path, part: str, tokens: int, dims: str, *, dynamic: bool 
         dims: fields of `Sizes` as JSON.
         dynamic: whether the token axis is declared free. The unfused graph is right for as many chunks as were traced
             whatever is declared.
+        chunk: tokens of a chunk of the layer, None for the model's own.
     """
     sizes = Sizes(**json.loads(dims), layers=("linear_attention",))
     module, given, outputs = CASES[part](sizes, tokens)
     arguments = tuple(given.values())
-    with exporting(qwen35), contextlib.redirect_stdout(io.StringIO()):
+    with exporting(qwen35, chunk), contextlib.redirect_stdout(io.StringIO()):
         expected = module(*arguments)
         axes = {name: {1: "tokens"} for name in (*given, "out") if "state" not in name} if dynamic else None
         torchscript(module, arguments, path, inputs=list(given), outputs=list(outputs), opset=OPSET, axes=axes)

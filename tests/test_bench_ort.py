@@ -30,12 +30,12 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_step_and_a_prefill_beyond_one_chunk_are_measured(keep: Path) -> None:
-    options = ("--parts", "layer", "--tokens", "1", "70", "--runs", "2", "--threads", "1", "--layers", "3")
-    done = bench(keep, *options, "--load-runs", "1", "--json")
+    sizes = ("--parts", "layer", "--tokens", "1", "10", "--chunk", "8", "--layers", "3")
+    done = bench(keep, *sizes, "--runs", "2", "--threads", "1", "--load-runs", "1", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["threads"], result["runs"], result["faults"]) == (1, 2, [])
-    assert [(row["part"], row["tokens"]) for row in result["rows"]] == [("layer", 1), ("layer", 70)]
+    assert [(row["part"], row["tokens"]) for row in result["rows"]] == [("layer", 1), ("layer", 10)]
     for row in result["rows"]:
         assert row["ratio"] == pytest.approx(row["unfused_ms"] / row["fused_ms"], rel=0.02, abs=0.01)
         assert 0 < row["fused_error"] < 1e-4

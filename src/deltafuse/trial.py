@@ -97,6 +97,8 @@ class Trial:
         """Makes the comparisons of some steps in turn, or only their draws: each next one while the worker computes."""
         return Ahead(self, steps)
 
+    # What leaves the range of numbers is told by what comes out.
+    @np.errstate(all="ignore")
     def compared(
         self, drawn: tuple[Operands, dict[str, int]], step: Step, *, full: bool, meanwhile: Callable[[], object]
     ) -> float | Reason:
