@@ -19,7 +19,7 @@ from deltafuse.lowering import lower_model
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.targets import TargetOptions
 from deltafuse.verify import verify
-from deltafuse.verify_cut import Pair, Side, cut_pair
+from deltafuse.verify_cut import Pair, Side, axis_dims, cut_pair
 from deltafuse.verify_diff import compare
 from deltafuse.verify_feeds import Input, Part
 from deltafuse.verify_trial import judge
@@ -254,6 +254,34 @@ def test_a_changed_node_outside_of_any_site(patched):
 
     report = patched("full_decode_ts17", change)
     assert (report.exit, codes(report)) == (5, {"changed-outside"})
+
+
+@pytest.mark.parametrize("name", ["full_decode_ts17", "loop_list"])
+def test_labels_that_no_operator_reads_are_no_difference(patched, name):
+    def change(graph):
+        for node in graph.node:
+            node.name, node.doc_string = "", "seen by people"
+            node.metadata_props.add(key="of", value="another tool")
+            for item in node.attribute:
+                if item.type == onnx.AttributeProto.GRAPH:
+                    change(item.g)
+
+    report = patched(name, change)
+    assert (report.exit, codes(report)) == (0, set())
+    assert all(site.verdict == "equal" for site in report.sites)
+
+
+def test_a_constant_far_away_that_is_said_to_be_of_a_site(patched):
+    def change(graph):
+        node = next(node for node in graph.node if node.output[0] == "/model/norm/Constant_2_output_0")
+        tensor = node.attribute[0].t
+        tensor.CopyFrom(numpy_helper.from_array(np.float32(10) * numpy_helper.to_array(tensor)))
+        node.metadata_props.add(key="deltafuse.site", value="layers.0")
+
+    report = patched("full_decode_ts17", change)
+    (far,) = (site for site in report.sites if site.reason)
+    assert (report.exit, far.reason.code, far.error) == (5, "expression-site-differs", pytest.approx(9))
+    assert "in double on no inputs; fuse the model again" in far.reason.what
 
 
 def test_a_node_added_outside_of_any_site(patched):
@@ -549,6 +577,15 @@ def test_constants_of_a_site_that_lie_outside_the_file(tmp_path):
 
 
 # Parts that real files do not reach.
+
+
+def test_a_state_without_axes_has_no_batch():
+    inputs = [
+        Input("g", (symbol("n"), symbol("t"), 2), TensorProto.FLOAT, Part("g")),
+        Input("index", (), TensorProto.INT64, Part("state")),
+    ]
+    scalar = Pair("site", onnx.ModelProto(), onnx.ModelProto(), tuple(inputs), (), symbol("t"), None, b"")
+    assert axis_dims(scalar, "batch") == [symbol("n")]
 
 
 def pair(unfused, fused_model, tokens=5):
