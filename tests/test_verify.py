@@ -281,7 +281,7 @@ def test_a_constant_far_away_that_is_said_to_be_of_a_site(patched):
     report = patched("full_decode_ts17", change)
     (far,) = (site for site in report.sites if site.reason)
     assert (report.exit, far.reason.code, far.error) == (5, "expression-site-differs", pytest.approx(9))
-    assert "in double on no inputs; fuse the model again" in far.reason.what
+    assert "in double on no inputs; fuse the model again" in far.reason.text
 
 
 def test_a_node_added_outside_of_any_site(patched):
