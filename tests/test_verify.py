@@ -460,6 +460,20 @@ def test_another_local_function(patched):
     assert codes(patched("rec_ts17_nonorm", change)) == {"changed-functions"}
 
 
+def test_labels_inside_a_local_function_are_no_difference(patched):
+    def function(model, label: str, op: str):
+        node = helper.make_node(op, ["x"], ["y"], name=label, doc_string=label)
+        model.functions.append(
+            helper.make_function("own", "F", ["x"], ["y"], [node], [helper.make_opsetid("", 17)], doc_string=label)
+        )
+
+    def of(label: str, op: str):
+        return lambda model: function(model, label, op)
+
+    assert codes(patched("rec_ts17_nonorm", of("two", "Neg"), of("one", "Neg"))) == set()
+    assert codes(patched("rec_ts17_nonorm", of("one", "Abs"), of("one", "Neg"))) == {"changed-functions"}
+
+
 def test_a_file_that_was_not_made_from_the_other(fused, fuse, tmp_path):
     (unfused, _), (source, output) = fused("rec_ts17_nonorm"), fused("full_decode_ts17")
     report = verify(unfused, output)
