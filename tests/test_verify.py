@@ -19,7 +19,7 @@ from deltafuse.lowering import lower_model
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.targets import TargetOptions
 from deltafuse.verify import verify
-from deltafuse.verify_cut import Pair, Side, cut_pair
+from deltafuse.verify_cut import Pair, Side, axis_dims, cut_pair
 from deltafuse.verify_diff import compare
 from deltafuse.verify_feeds import Input, Part
 from deltafuse.verify_trial import judge
@@ -256,6 +256,34 @@ def test_a_changed_node_outside_of_any_site(patched):
     assert (report.exit, codes(report)) == (5, {"changed-outside"})
 
 
+@pytest.mark.parametrize("name", ["full_decode_ts17", "loop_list"])
+def test_labels_that_no_operator_reads_are_no_difference(patched, name):
+    def change(graph):
+        for node in graph.node:
+            node.name, node.doc_string = "", "seen by people"
+            node.metadata_props.add(key="of", value="another tool")
+            for item in node.attribute:
+                if item.type == onnx.AttributeProto.GRAPH:
+                    change(item.g)
+
+    report = patched(name, change)
+    assert (report.exit, codes(report)) == (0, set())
+    assert all(site.verdict == "equal" for site in report.sites)
+
+
+def test_a_constant_far_away_that_is_said_to_be_of_a_site(patched):
+    def change(graph):
+        node = next(node for node in graph.node if node.output[0] == "/model/norm/Constant_2_output_0")
+        tensor = node.attribute[0].t
+        tensor.CopyFrom(numpy_helper.from_array(np.float32(10) * numpy_helper.to_array(tensor)))
+        node.metadata_props.add(key="deltafuse.site", value="layers.0")
+
+    report = patched("full_decode_ts17", change)
+    (far,) = (site for site in report.sites if site.reason)
+    assert (report.exit, far.reason.code, far.error) == (5, "expression-site-differs", pytest.approx(9))
+    assert "in double on no inputs; fuse the model again" in far.reason.text
+
+
 def test_a_node_added_outside_of_any_site(patched):
     def change(graph):
         graph.node.append(helper.make_node("Neg", [graph.input[0].name], ["patch"]))
@@ -432,6 +460,20 @@ def test_another_local_function(patched):
     assert codes(patched("rec_ts17_nonorm", change)) == {"changed-functions"}
 
 
+def test_labels_inside_a_local_function_are_no_difference(patched):
+    def function(model, label: str, op: str):
+        node = helper.make_node(op, ["x"], ["y"], name=label, doc_string=label)
+        model.functions.append(
+            helper.make_function("own", "F", ["x"], ["y"], [node], [helper.make_opsetid("", 17)], doc_string=label)
+        )
+
+    def of(label: str, op: str):
+        return lambda model: function(model, label, op)
+
+    assert codes(patched("rec_ts17_nonorm", of("two", "Neg"), of("one", "Neg"))) == set()
+    assert codes(patched("rec_ts17_nonorm", of("one", "Abs"), of("one", "Neg"))) == {"changed-functions"}
+
+
 def test_a_file_that_was_not_made_from_the_other(fused, fuse, tmp_path):
     (unfused, _), (source, output) = fused("rec_ts17_nonorm"), fused("full_decode_ts17")
     report = verify(unfused, output)
@@ -549,6 +591,15 @@ def test_constants_of_a_site_that_lie_outside_the_file(tmp_path):
 
 
 # Parts that real files do not reach.
+
+
+def test_a_state_without_axes_has_no_batch():
+    inputs = [
+        Input("g", (symbol("n"), symbol("t"), 2), TensorProto.FLOAT, Part("g")),
+        Input("index", (), TensorProto.INT64, Part("state")),
+    ]
+    scalar = Pair("site", onnx.ModelProto(), onnx.ModelProto(), tuple(inputs), (), symbol("t"), None, b"")
+    assert axis_dims(scalar, "batch") == [symbol("n")]
 
 
 def pair(unfused, fused_model, tokens=5):

@@ -216,6 +216,20 @@ def test_an_output_beyond_the_bar_is_exit_5(both):
     assert logits.top1.lost >= logits.top1.margin
 
 
+def test_a_state_that_the_fused_model_no_longer_gives_is_exit_5(both):
+    def change(graph):
+        graph.output.remove(next(item for item in graph.output if item.name == "present_recurrent_states"))
+
+    report = verify(*both(fused_change=change))
+    assert report.exit == 5
+    assert "changed-inputs" in {finding.code for finding in report.findings}
+    assert [(one.name, one.reason.code) for one in report.network.outputs if one.verdict == "differs"] == [
+        ("present_recurrent_states", "output-missing")
+    ]
+    for draw in report.network.masks.draws:
+        assert [one.name for one in draw.outputs if one.verdict == "differs"] == ["present_recurrent_states"]
+
+
 def test_a_fused_model_that_does_not_run_is_a_difference(both):
     def change(graph):
         slots = kernel(graph).input[6]

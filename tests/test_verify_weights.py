@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import graphs
 from deltafuse import UserError, verify
@@ -67,6 +67,32 @@ def test_other_bytes_in_the_copy_are_told(pair: tuple[Path, Path], tmp_path: Pat
     numbers.tofile(data)
     report = verify(pair[0], folder / "model.onnx", level="site")
     assert (report.exit, codes(report)) == (5, ["changed-initializer"])
+
+
+def test_weights_that_moved_into_the_file_are_equal(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    model = onnx.load(pair[1])
+    onnx.save(model, tmp_path / "inside.onnx")
+    report = verify(pair[0], tmp_path / "inside.onnx", level="site")
+    assert (report.exit, codes(report)) == (0, [])
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "model.embed_tokens.weight")
+    numbers = numpy_helper.to_array(tensor).copy()
+    numbers.flat[-1] += 1
+    tensor.CopyFrom(numpy_helper.from_array(numbers, tensor.name))
+    report = verify(pair[0], graphs.save(model, tmp_path, "changed.onnx"), level="site")
+    assert (report.exit, codes(report)) == (5, ["changed-initializer"])
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1, []), (2, ["changed-initializer"])])
+def test_weights_in_another_field_are_equal(tmp_path: Path, factor: int, found: list[str]) -> None:
+    fused = tmp_path / "fused.onnx"
+    graphs.fuse(FIXTURE, fused, target="ort")
+    model = onnx.load(fused)
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "model.embed_tokens.weight")
+    numbers = factor * numpy_helper.to_array(tensor)
+    tensor.CopyFrom(helper.make_tensor(tensor.name, TensorProto.FLOAT, numbers.shape, numbers.ravel().tolist()))
+    assert tensor.float_data
+    report = verify(FIXTURE, graphs.save(model, tmp_path), level="site")
+    assert codes(report) == found
 
 
 def test_weights_that_are_not_there_are_compared_by_their_place(tmp_path: Path) -> None:

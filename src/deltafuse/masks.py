@@ -125,7 +125,9 @@ def compare_padded(
         faint = [
             output.name
             for output in compared
-            if output.verdict == "differs" and _faint(one[output.name], other[output.name], unfused[0][output.name])
+            if output.verdict == "differs"
+            and output.name in one.keys() & other.keys()
+            and _faint(one[output.name], other[output.name], unfused[0][output.name])
         ]
         outputs = tuple(output for output in compared if output.name not in faint)
         silent = (*infinite, *faint)

@@ -9,6 +9,7 @@ import onnx
 
 from deltafuse.aliases import Renaming, resolved
 from deltafuse.graph import Graph
+from deltafuse.verify_regions import unlabelled
 
 
 def same_without_copies(before: Graph, after: Graph, known: Counter[bytes], changed: Sequence[int]) -> set[int]:
@@ -29,7 +30,7 @@ def same_without_copies(before: Graph, after: Graph, known: Counter[bytes], chan
         forms.setdefault(plain, []).extend([message] * count)
     found: set[int] = set()
     for node in changed:
-        left = forms.get(_plain(after.node(node), new))
+        left = forms.get(_plain(unlabelled(after.node(node)), new))
         if left:
             known[left.pop()] -= 1
             found.add(node)

@@ -15,6 +15,7 @@ from deltafuse.reasons import Reason
 from deltafuse.verify_cut import Pair, Side
 from deltafuse.verify_diff import Difference, compare
 from deltafuse.verify_feeds import Part
+from deltafuse.verify_regions import unlabelled
 from deltafuse.wire import Model
 
 _NOTHING = Difference((), ())
@@ -90,7 +91,7 @@ def _bodies(before: Enclosed, after: Enclosed, node: int) -> list[tuple[Enclosed
     old = -1 if value is None else before.model.graph.producer[value]
     if old < before.model.graph.outer:
         return []
-    messages = before.model.graph.node(old), graph.node(node)
+    messages = unlabelled(before.model.graph.node(old)), unlabelled(graph.node(node))
     if messages[0] == messages[1] or _without_bodies(messages[0]) != _without_bodies(messages[1]):
         return []
     bodies = enter(before, old), enter(after, node)

@@ -294,7 +294,7 @@ def axis_dims(pair: Pair, axis: Literal["batch", "tokens"]) -> list[Dim]:
     if axis == "batch":
         batched = bool(decays) and len(decays[0]) > 2 and 0 in free
         states = [item.shape for item in pair.inputs if item.part.role == "state"]
-        return [shape[0] for shape in (*shapes, *states) if batched and not isinstance(shape[0], int)]
+        return [shape[0] for shape in (*shapes, *states) if batched and shape and not isinstance(shape[0], int)]
     wanted = [index for index in free if index or len(decays[0]) < 3]
     dims = [shape[wanted[0]] for shape in shapes if wanted and len(shape) > wanted[0]]
     return [dim for dim in dims if not isinstance(dim, int)]

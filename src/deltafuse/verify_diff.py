@@ -19,7 +19,7 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.verify_aliases import lost_copies, same_without_copies
 from deltafuse.verify_interface import interface_findings
 from deltafuse.verify_opset import opset_findings, rewritten
-from deltafuse.verify_regions import Region, connected, marked, reads, region_of
+from deltafuse.verify_regions import Region, connected, marked, reads, region_of, unlabelled
 from deltafuse.verify_weights import weight_findings
 from deltafuse.wire import Model
 
@@ -92,7 +92,7 @@ def compare(unfused: Model, fused: Model, entered: Collection[int] = ()) -> Diff
 
 
 def _changed(before: Model, after: Model, entered: Collection[int]) -> tuple[list[int], set[int], set[int]]:
-    """Nodes of the fused graph that the unfused one lacks: by bytes, and where these differ by what they decode to.
+    """Nodes of the fused graph that the unfused one lacks: by bytes, and where these differ by what an operator reads.
 
     Returns:
         Those; nodes that are written in the form of a raised opset, which the unfused graph has in the old form; and
@@ -116,7 +116,7 @@ def _changed(before: Model, after: Model, entered: Collection[int]) -> tuple[lis
     changed: list[int] = []
     raised: set[int] = set()
     for node in left:
-        message = fused.node(node).SerializeToString(deterministic=True)
+        message = unlabelled(fused.node(node)).SerializeToString(deterministic=True)
         if rest[message] > 0:
             rest[message] -= 1
         elif forms[message] > 0:
@@ -130,7 +130,7 @@ def _changed(before: Model, after: Model, entered: Collection[int]) -> tuple[lis
 
 def _decoded(field: bytes) -> bytes:
     (node,) = onnx.GraphProto.FromString(field).node
-    return node.SerializeToString(deterministic=True)
+    return unlabelled(node).SerializeToString(deterministic=True)
 
 
 def _stray(graph: Graph, nodes: Sequence[int]) -> Iterator[Reason]:
@@ -189,4 +189,15 @@ def _model_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
 
 
 def _functions(model: Model) -> Counter[bytes]:
-    return Counter(bytes(model.data[start:end]) for start, end in model.functions)
+    return Counter(_function(bytes(model.data[start:end])) for start, end in model.functions)
+
+
+def _function(message: bytes) -> bytes:
+    """A local function without what no operator reads."""
+    function = onnx.FunctionProto.FromString(message)
+    function.doc_string = ""
+    del function.metadata_props[:]
+    plain = [unlabelled(node) for node in function.node]
+    del function.node[:]
+    function.node.extend(plain)
+    return function.SerializeToString(deterministic=True)

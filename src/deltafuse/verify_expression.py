@@ -62,7 +62,7 @@ def _compared(pair: Pair, worker: Worker, sessions: Sequence[Session]) -> SiteVe
         error = difference(sides[1], sides[0])
         worst, draws = max(worst, error), draws + 1
         if not error <= EXACT:
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items()) or "no inputs"
             reason = Reason("expression-site-differs", {"error": error, "shapes": shapes})
             return SiteVerdict(pair.name, "differs", worst, None, draws, (), reason=finding(reason))
     if not draws:

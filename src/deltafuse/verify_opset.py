@@ -13,6 +13,7 @@ from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.opset import adapt, stale
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.verify_regions import unlabelled
 from deltafuse.wire import Model
 
 TEXTS.update(
@@ -32,7 +33,7 @@ def rewritten(nodes: Counter[bytes], unfused: Model, fused: Model) -> Counter[by
     for message, count in nodes.items() if want > have else ():
         new = adapt(onnx.NodeProto.FromString(message), have, want)
         if isinstance(new, tuple):
-            found.update(dict.fromkeys((node.SerializeToString(deterministic=True) for node in new), count))
+            found.update(dict.fromkeys((unlabelled(node).SerializeToString(deterministic=True) for node in new), count))
     return found
 
 

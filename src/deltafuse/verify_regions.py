@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import onnx
+
 from deltafuse.graph import Graph
 from deltafuse.probe_double import FLOATS
 
@@ -34,6 +36,23 @@ def reads(graph: Graph, node: int) -> tuple[int, ...]:
 def marked(graph: Graph, node: int) -> str:
     """The site that a node was written for, "" where it says of none."""
     return next((item.value for item in graph.node(node).metadata_props if item.key == "deltafuse.site"), "")
+
+
+def unlabelled(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A copy of a node without what no operator reads: names of nodes, doc strings, metadata; in its bodies too."""
+    plain = onnx.NodeProto()
+    plain.CopyFrom(node)
+    _strip(plain)
+    return plain
+
+
+def _strip(node: onnx.NodeProto) -> None:
+    node.name = node.doc_string = ""
+    del node.metadata_props[:]
+    for attribute in node.attribute:
+        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in body.node:
+                _strip(inner)
 
 
 def rule_of(graph: Graph, node: int) -> str:

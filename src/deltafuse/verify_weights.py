@@ -1,4 +1,4 @@
-"""Whether two files have the same weights: inside the files byte for byte, outside of them too where both are there."""
+"""Whether two files have the same weights: byte for byte, inside the files and outside where both are there."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from onnx import SparseTensorProto, TensorProto
+from onnx import SparseTensorProto, TensorProto, numpy_helper
 
 from deltafuse.errors import UserError
-from deltafuse.locations import locate
+from deltafuse.locations import external_bytes, locate
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.tensors import TensorHead
 from deltafuse.wire import Model
@@ -44,13 +44,30 @@ def weight_findings(unfused: Model, fused: Model) -> Iterator[Reason]:
 
 
 def _same(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:
-    if (old.dtype, old.dims, old.form, bool(old.external)) != (new.dtype, new.dims, new.form, bool(new.external)):
+    """The same numbers, in whatever field, inside the file or outside of it; what cannot be read is not the same."""
+    if (old.dtype, old.dims, old.form) != (new.dtype, new.dims, new.form):
         return False
-    if old.external:
+    if old.external and new.external:
         return _same_outside(unfused, old, fused, new)
-    before, after = bytes(unfused.data[old.start : old.end]), bytes(fused.data[new.start : new.end])
+    before, after = old.message(unfused.data), new.message(fused.data)
     kind = SparseTensorProto if old.form == "sparse" else TensorProto
-    return before == after or kind.FromString(before) == kind.FromString(after)
+    if before == after or kind.FromString(before) == kind.FromString(after):
+        return True
+    if old.form == "sparse" or old.dtype == TensorProto.STRING:
+        return False
+    if not old.external and not new.external:
+        return _numbers(before) == _numbers(after)
+    inside, outside = (_numbers(after), (unfused, old)) if old.external else (_numbers(before), (fused, new))
+    return inside is not None and external_bytes(*outside, outside[1].name, len(inside)) == inside
+
+
+def _numbers(message: bytes) -> bytes | None:
+    """The elements of a tensor that lies in its file, None where there are not as many as it has."""
+    tensor = TensorProto.FromString(message)
+    try:
+        return tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
+    except (TypeError, ValueError):
+        return None
 
 
 def _same_outside(unfused: Model, old: TensorHead, fused: Model, new: TensorHead) -> bool:
