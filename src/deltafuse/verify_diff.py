@@ -111,7 +111,7 @@ def _changed(before: Model, after: Model, entered: Collection[int]) -> tuple[lis
             left.append(node)
     if not left:
         return [], set(), set()
-    rest = Counter(_decoded(message) for message, count in known.items() for _ in range(count))
+    rest = Counter(map(_decoded, _alike(unfused, fused, known, left)))
     forms = rewritten(rest, before, after)
     changed: list[int] = []
     raised: set[int] = set()
@@ -126,6 +126,19 @@ def _changed(before: Model, after: Model, entered: Collection[int]) -> tuple[lis
             changed.append(node)
     copied = same_without_copies(unfused, fused, rest + forms, changed)
     return [node for node in changed if node not in copied], raised, copied
+
+
+def _alike(unfused: Graph, fused: Graph, known: Counter[bytes], left: Sequence[int]) -> Iterator[bytes]:
+    """Nodes of the unfused graph among the `known` that write what one of those `left` of the fused one writes."""
+    names = {fused.name(value) for node in left for value in fused.node_outputs[node] if value}
+    written = {unfused.find(name) for name in names}
+    for (start, end), outputs in zip(unfused.spans, unfused.node_outputs, strict=True):
+        if any(outputs) and written.isdisjoint(outputs):
+            continue
+        message = bytes(unfused.data[start:end])
+        if known[message] > 0:
+            known[message] -= 1
+            yield message
 
 
 def _decoded(field: bytes) -> bytes:
