@@ -11,7 +11,7 @@ import graphs
 from deltafuse import layouts
 from deltafuse.draws import DRAWS, Array, draw
 from deltafuse.match import Norm
-from deltafuse.roles import Assignment, Explained, assignments, explain
+from deltafuse.roles import Assignment, Explained, Screen, assignments, finite
 from deltafuse.rule import Preparation, run_rule
 
 #: Value ids of the operands, as a cut would have them.
@@ -20,6 +20,10 @@ IDS = {"query": Q, "key": K, "value": V, "g": G, "beta": BETA, "state": S}
 ORDERS = {"query": "BTNK", "key": "BTNK", "value": "BTHV", "g": "BTH", "beta": "BTH", "state": "BHKV"}
 PLAIN = {"query": "BTNK", "key": "BTNK", "value": "BTHV", "g": "BTH", "beta": "BTH", "state": "BHKV"}
 SIZES = {"B": 1, "T": 3, "N": 2, "H": 4, "K": 5, "V": 6}
+
+
+def explain(assignment: Assignment, feeds: Mapping[int, Array], outputs: Mapping[int, Array]) -> Explained | None:
+    return Screen(assignment, feeds, finite(outputs)).explain(graphs.pattern().recurrence)
 
 
 def site(
@@ -44,7 +48,7 @@ def site(
 def found(
     feeds: Mapping[int, Array], outputs: Mapping[int, Array], norms: Mapping[int, Norm] | None = None
 ) -> list[Explained]:
-    tried = (explain(one, graphs.pattern().recurrence, feeds, outputs) for one in assignments(feeds, G, norms or {}))
+    tried = (explain(one, feeds, outputs) for one in assignments(feeds, G, norms or {}))
     return [one for one in tried if one is not None and one.outs and one.finals]
 
 
@@ -102,10 +106,10 @@ def test_query_and_key_may_be_one_value() -> None:
 def test_g_and_beta_are_told_apart_by_who_is_g() -> None:
     feeds, outputs = site()
     assert all(one.values["g"] == G and one.values["beta"] != G for one in assignments(feeds, G, {}))
-    assert [explain(one, graphs.pattern().recurrence, feeds, outputs) for one in assignments(feeds, BETA, {})].count(
+    assert [explain(one, feeds, outputs) for one in assignments(feeds, BETA, {})].count(
         None
     ) > 0
-    swapped = (explain(one, graphs.pattern().recurrence, feeds, outputs) for one in assignments(feeds, BETA, {}))
+    swapped = (explain(one, feeds, outputs) for one in assignments(feeds, BETA, {}))
     assert not [one for one in swapped if one is not None]
 
 

@@ -11,7 +11,7 @@ from deltafuse import layouts
 from deltafuse.draws import Array
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import Nearest
-from deltafuse.roles import Assignment
+from deltafuse.roles import Assignment, finite
 from deltafuse.rule import project, relative, run_rule
 from deltafuse.search import Setting, assigned
 
@@ -30,22 +30,22 @@ def nearest(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Arra
     recurrences: dict[str, Recurrence] = {pattern.name: pattern.recurrence, **pattern.neighbours}
     smallest: dict[str, float] = {}
     tokens = 0
-    readings = ((one, outputs_like(one, ran)) for one in assigned(setting, feeds))
-    for assignment, outputs in islice((pair for pair in readings if pair[1]), _READINGS):
+    outputs = finite(ran)
+    readings = ((one, outputs_like(one, outputs)) for one in assigned(setting, feeds))
+    for assignment, likely in islice((pair for pair in readings if pair[1]), _READINGS):
         tokens = assignment.sizes["T"]
         for name, recurrence in recurrences.items():
-            error = _difference(assignment, recurrence, feeds, outputs)
+            error = _difference(assignment, recurrence, feeds, likely)
             smallest[name] = min(error, smallest.get(name, np.inf))
-    finite = [(name, error) for name, error in smallest.items() if np.isfinite(error)]
-    return Nearest(pattern.name, tokens, tuple(sorted(finite, key=lambda pair: pair[1]))) if finite else None
+    known = [(name, error) for name, error in smallest.items() if np.isfinite(error)]
+    return Nearest(pattern.name, tokens, tuple(sorted(known, key=lambda pair: pair[1]))) if known else None
 
 
-def outputs_like(assignment: Assignment, ran: Mapping[int, Array]) -> list[Array]:
-    """All values of a cut that have the shape of the rule's output, its axes in plain order."""
+def outputs_like(assignment: Assignment, outputs: Mapping[int, Array]) -> list[Array]:
+    """All `finite` values of a cut that have the shape of the rule's output, its axes in plain order."""
     return [
         layouts.unpack(array, layout, "BTHV", assignment.sizes)
-        for array in ran.values()
-        if np.isfinite(array).all()
+        for array in outputs.values()
         for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, assignment.sizes)
     ]
 

@@ -18,7 +18,7 @@ from deltafuse.nearest import nearest, outputs_like
 from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.roles import Assignment
+from deltafuse.roles import Assignment, finite
 from deltafuse.rule import run_rule
 from deltafuse.search import Fit, Screens, Setting, assigned, search
 
@@ -128,11 +128,12 @@ def _readings(
 
     Assignments that have no recurrence are left out.
     """
+    numbers = finite(ran)
     for assignment in assigned(setting, feeds):
         rule = recurrence(assignment)
         if rule is None:
             continue
-        outputs = outputs_like(assignment, ran)
+        outputs = outputs_like(assignment, numbers)
         if not outputs:
             continue
         with np.errstate(all="ignore"):

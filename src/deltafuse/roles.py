@@ -155,13 +155,6 @@ def _divisors(heads: int) -> list[int]:
     return [n for n in range(heads, 0, -1) if heads % n == 0]
 
 
-def explain(
-    assignment: Assignment, recurrence: Recurrence, feeds: Mapping[int, Array], outputs: Mapping[int, Array]
-) -> Explained | None:
-    """Compares what a cut put out with the rule; None where nothing is the rule's output."""
-    return Screen(assignment, feeds, finite(outputs)).explain(recurrence)
-
-
 def finite(outputs: Mapping[int, Array]) -> dict[int, Array]:
     """Those outputs of a cut that hold numbers only: no others can be compared."""
     return {value: array for value, array in outputs.items() if np.isfinite(array).all()}

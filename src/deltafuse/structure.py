@@ -24,10 +24,10 @@ from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.record import find, node_digest
 from deltafuse.shapes import Shapes
-from deltafuse.structure_strangers import NORMED, Walk, around, find_strangers, norm_nodes, walk_back
+from deltafuse.structure_strangers import NORMED, around, find_strangers, norm_nodes
 from deltafuse.verify_bars import target_of
 from deltafuse.verify_cut import Side, site_name
-from deltafuse.verify_regions import Region
+from deltafuse.verify_regions import Region, Walk, walk_back
 from deltafuse.verify_trial import Finding, finding
 
 __all__ = ["OperandPath", "SiteStructure", "check_structure"]

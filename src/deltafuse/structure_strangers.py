@@ -8,7 +8,6 @@ of data. Nothing else may be there.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from deltafuse.norms import take_norm
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.tensors import read_tensor
 from deltafuse.verify_cut import Side
-from deltafuse.verify_regions import Region, reads, rule_of
+from deltafuse.verify_regions import SIZES, Region, Walk, reads, rule_of, walk_back
 
 TEXTS["structure-stranger"] = (
     "{node} ({op}) stands between {fused} and the values of the unfused file, where a fuse writes layouts, casts and "
@@ -28,7 +27,6 @@ TEXTS["structure-stranger"] = (
     "fuse the unfused file again"
 )
 
-SIZES = frozenset({"Shape", "Size"})
 _MOVES = LAYOUT | {"Cast", "Concat", "Constant"}
 #: Arithmetic on sizes: the token count of a sequence, where each begins.
 _COUNTS = frozenset({"Mul", "Div"})
@@ -36,31 +34,6 @@ _COUNTS = frozenset({"Mul", "Div"})
 NORMED = ("query", "key")
 #: Bytes of the largest zero state that is read.
 _LIMIT = 1 << 26
-
-
-@dataclass(frozen=True)
-class Walk:
-    """The way back from a value: nodes in order, values it starts from, sizes apart."""
-
-    nodes: tuple[int, ...]
-    sources: tuple[int, ...]
-
-
-def walk_back(graph: Graph, inside: Collection[int], value: int) -> Walk:
-    """Follows a value back through some nodes, to what these read from elsewhere."""
-    nodes, sources, seen, stack = set[int](), dict[int, None](), {0}, [value]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        node = graph.producer[value]
-        if node not in inside:
-            sources[value] = None
-        elif graph.standard[node] not in SIZES:
-            nodes.add(node)
-            stack += reads(graph, node)
-    return Walk(tuple(sorted(nodes)), tuple(sources))
 
 
 def around(graph: Graph, region: Region, called: Collection[int]) -> set[int]:

@@ -14,7 +14,7 @@ from deltafuse.draws import Draw
 from deltafuse.fused import call as read_call
 from deltafuse.graph import Graph
 from deltafuse.reasons import Reason
-from deltafuse.verify_regions import Region, reads
+from deltafuse.verify_regions import Region, walk_back
 
 Array = npt.NDArray[np.generic]
 
@@ -80,20 +80,9 @@ def parts(graph: Graph, region: Region, key_dims: Mapping[int, int]) -> dict[str
 
 def _trace(graph: Graph, inside: set[int], operand: str) -> tuple[list[str], bool]:
     """Names of the region inputs that an operand's data comes from, and whether it is normalised on the way."""
-    start = graph.find(operand)
-    stack, seen, names, normed = [start or 0], {0}, list[str](), False
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        node = graph.producer[value]
-        if node not in inside:
-            names.append(graph.name(value))
-        elif graph.standard[node] != "Shape":
-            normed = normed or graph.standard[node] in _REDUCTIONS
-            stack += reads(graph, node)
-    return names, normed
+    walk = walk_back(graph, inside, graph.find(operand) or 0)
+    normed = any(graph.standard[node] in _REDUCTIONS for node in walk.nodes)
+    return [graph.name(value) for value in walk.sources], normed
 
 
 def feeds(inputs: Sequence[Input], numbers: Mapping[str, int], tokens: Dim, how: Draw, seed: int) -> dict[str, Array]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from deltafuse.graph import Graph
 from deltafuse.probe_double import FLOATS
+
+#: What they give is no data.
+SIZES = frozenset({"Shape", "Size"})
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,31 @@ class Region:
 def reads(graph: Graph, node: int) -> tuple[int, ...]:
     """Values that a node reads, those of its subgraphs too."""
     return graph.node_inputs[node] + graph.captures.get(node, ())
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The way back from a value: nodes in order, values it starts from, sizes apart."""
+
+    nodes: tuple[int, ...]
+    sources: tuple[int, ...]
+
+
+def walk_back(graph: Graph, inside: Collection[int], value: int) -> Walk:
+    """Follows a value back through some nodes, to what these read from elsewhere."""
+    nodes, sources, seen, stack = set[int](), dict[int, None](), {0}, [value]
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = graph.producer[value]
+        if node not in inside:
+            sources[value] = None
+        elif graph.standard[node] not in SIZES:
+            nodes.add(node)
+            stack += reads(graph, node)
+    return Walk(tuple(sorted(nodes)), tuple(sources))
 
 
 def marked(graph: Graph, node: int) -> str:
