@@ -126,6 +126,37 @@ CHOICES = {
 }  # fmt: skip
 
 
+#: Options that do nothing for a target, and what is said of them.
+IDLE = [
+    ("ort", ("--allow-bf16-to-fp16",), "has no limit that --allow-bf16-to-fp16 lifts; leave it out"),
+    ("onnx", ("--allow-bf16-to-fp16",), "has no limit that --allow-bf16-to-fp16 lifts; leave it out"),
+    ("ort", ("--batch", 2), "leave --batch out"),
+    ("ort", ("--op", "rgdr"), "leave --op out"),
+    ("onnx", ("--signature", "8-input"), "give one of: 27"),
+    ("ascend-310p", ("--boundary", "bf16"), "give --boundary fp16"),
+]
+
+
+@pytest.mark.parametrize("command", ["inspect", "--dry-run"])
+@pytest.mark.parametrize(("name", "options", "says"), IDLE)
+def test_an_option_that_the_target_does_not_take_is_told_without_any_site(name, options, says, command, tmp_path, fuse):
+    # No site, and a fused convolution alone, which no forced operator is of.
+    for source, rules in (("nm_softmax", ()), ("full_decode_ts17", ("--rules", "causal_conv"))):
+        outcome = fuse(command, export(source).path, "--target", name, *options, *rules, "--json")
+        assert (outcome.exit, outcome.document["error"]["code"]) == (1, "option")
+        assert f"target {name} " in outcome.document["error"]["text"]
+        assert says in outcome.document["error"]["text"]
+
+
+@pytest.mark.parametrize("name", targets.names())
+def test_an_option_that_the_target_takes_is_taken_without_any_site(name, fuse):
+    given = [("--no-pin",), ("--batch", 1), ("--timeout", 60)]
+    given += [("--boundary", TAKEN[name]["boundary"][0]), ("--signature", TAKEN[name]["signature"][0])]
+    given += [("--batch", 2), ("--op", "cgdr"), ("--allow-bf16-to-fp16",)] * name.startswith("ascend")
+    for options in given:
+        assert fuse("inspect", export("nm_softmax").path, "--target", name, *options).exit == 3
+
+
 @pytest.mark.parametrize("name", TAKEN)
 def test_each_choice_is_taken_or_refused_with_what_is_taken(name):
     target = targets.get(name)
