@@ -13,7 +13,7 @@ import onnx
 
 from deltafuse import targets
 from deltafuse.enclosed import Enclosed, fused_bodies
-from deltafuse.lint_attention import attention_findings, attention_sizes
+from deltafuse.lint_attention import attention_findings, attention_sizes, opset_notes
 from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
 from deltafuse.lint_conv import conv_findings, is_conv
 from deltafuse.lint_graph import graph_findings
@@ -234,3 +234,5 @@ def _node_notes(view: View) -> Iterator[Finding]:
         fix = "nothing: but a converter that asks for the type has to work it out"
         yield view.finding("no-value-info", "", f"no declared type of {', '.join(missing)}", "declared", fix)
     yield from length_notes(view)
+    if view.operator.op in NAMED:
+        yield from opset_notes(view)
