@@ -179,6 +179,58 @@ def test_the_command_ends_with_1_and_writes_nothing(text: str, says: str, tmp_pa
     assert not output.exists()
 
 
+OTHERWISE = """
+def node_of(found):
+    return next(node for node in found.nodes if node.op_type == "LinearAttention")
+
+
+def swap(found):
+    inputs = node_of(found).input
+    inputs[0], inputs[1] = inputs[1], inputs[0]
+
+
+def states(found):
+    outputs = node_of(found).output
+    outputs[0], outputs[1] = outputs[1], outputs[0]
+
+
+def of_the_first(found):
+    node_of(found).input[:] = first[0].input
+
+
+def hint(found):
+    node_of(found).attribute.append(helper.make_attribute("chunk_size", 64))
+
+
+def emit(match, operator, case):
+    found = ORT.emit(match, operator, case)
+    first.append(node_of(found))
+    if match.name == "layers.1":
+        CHANGE(found)
+    return found
+
+
+first = []
+PROFILE = replace(ORT, emit=emit, others=())
+"""
+
+
+@pytest.mark.parametrize("change", ["lambda found: scaled(node_of(found))", "swap", "states", "of_the_first"])
+def test_nodes_that_differ_between_sites_of_one_class_are_proven_each(change: str, tmp_path: Path, fuse) -> None:
+    path = written(tmp_path, f"from onnx import helper\n{OTHERWISE.replace('CHANGE', f'({change})')}")
+    output = tmp_path / "out.onnx"
+    outcome = fuse(export("full_decode_ts17").path, "-o", output, "--target", path)
+    assert outcome.exit == 1
+    assert f"fuse: {path}, emit: the nodes emitted for layers.1" in outcome.err
+    assert not output.exists()
+
+
+def test_nodes_that_differ_and_are_right_are_taken(tmp_path: Path, fuse) -> None:
+    path = written(tmp_path, f"from onnx import helper\n{OTHERWISE.replace('CHANGE', 'hint')}")
+    outcome = fuse(export("full_decode_ts17").path, "-o", tmp_path / "out.onnx", "--target", path, "--json")
+    assert [site["status"] for site in outcome.document["sites"]] == ["fused"] * 3
+
+
 def test_lint_tells_a_limit_that_raises(tmp_path: Path, fuse) -> None:
     fused = tmp_path / "fused.onnx"
     assert fuse(export("rec_ts14").path, "-o", fused, "--target", "ort").exit == 0
