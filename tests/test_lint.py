@@ -778,6 +778,15 @@ def test_a_file_without_fused_nodes(fuse):
     assert (outcome.exit, outcome.document["nodes"], outcome.document["findings"]) == (3, 0, [])
 
 
+def test_control_flow_is_a_fault_of_a_file_without_fused_nodes_for_a_target_that_is_named(fuse):
+    path = export("loop_in_place").path
+    outcome = fuse("lint", path, "--json")
+    assert (outcome.exit, outcome.document["nodes"], outcome.document["findings"]) == (3, 0, [])
+    outcome = fuse("lint", path, "--target", "ascend-a2", "--json")
+    assert (outcome.exit, [one["code"] for one in outcome.document["findings"]]) == (5, ["control-flow"])
+    assert fuse("lint", path, "--target", "ort").exit == 3
+
+
 def test_an_unknown_target(fuse):
     outcome = fuse("lint", export("chunk_dy18").path, "--target", "ascend-999", "--json")
     assert (outcome.exit, outcome.document["error"]["code"]) == (1, "unknown-target")

@@ -31,7 +31,7 @@ from deltafuse.lint_operands import (
 )
 from deltafuse.lint_view import Finding, View, is_attention
 from deltafuse.lowered import is_lowered
-from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
+from deltafuse.options import Progress, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.targets import Profile
 from deltafuse.targets.profile import Operator
@@ -48,7 +48,7 @@ class LintReport:
     """What was looked at, and what was found.
 
     Attributes:
-        targets: profiles that the nodes were held against.
+        targets: profiles that the nodes were held against; none where there are no nodes and no target was named.
         nodes: how many fused nodes there are.
         notes: unusual, but right.
         exit: 0 without findings, 5 with, 3 where there is no fused node.
@@ -140,12 +140,12 @@ def _found(model: Model) -> Iterator[tuple[Model, Shapes, int]]:
 
 
 def _choices(found: list[tuple[Model, Shapes, int]]) -> list[tuple[Profile, ...]]:
-    """The targets that the nodes may be of, by kind of node; the default one where there is none."""
+    """The targets that the nodes may be of, by kind of node; none where there is no node."""
     nodes = [(scope.graph.op[node], scope.graph.domain[node]) for scope, _, node in found]
     kinds = dict.fromkeys(
         ASCEND if meant(op, domain) not in NAMED else ("ort",) if domain else ("onnx",) for op, domain in nodes
     )
-    return [tuple(map(targets.get, names)) for names in kinds or ((DEFAULT_TARGET,),)]
+    return [tuple(map(targets.get, names)) for names in kinds]
 
 
 def _view(model: Model, shapes: Shapes, profile: Profile, node: int) -> View | None:
