@@ -589,8 +589,12 @@ def test_sizes_beyond_a_kernels_limits_are_found(op, sizes, code, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(exported(op, sizes), path)
     report = lint(path, "ascend-310p")
-    assert code in {finding.code for finding in report.findings}
+    found = {finding.code: finding for finding in report.findings}
+    assert code in found
     assert_mendable(report)
+    # What is the matter and what to do are told apart.
+    assert "; " not in found[code].found
+    assert found[code].fix.startswith("fuse the unfused file again: ")
 
 
 # LinearAttention.
