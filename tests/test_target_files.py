@@ -22,6 +22,7 @@ from deltafuse.match import Plan
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.targets.ascend_310p import PROFILE as ASCEND
 from deltafuse.targets.base import Limit
+from deltafuse.targets.onnx_opset27 import PROFILE as ONNX
 from deltafuse.targets.onnxruntime_contrib import PROFILE as ORT
 from deltafuse.targets.profile import Profile
 
@@ -87,6 +88,12 @@ READ = [
     ("PROFILE = replace(ORT, opset=17)", "PROFILE.opset: it is 17 and must be a tuple (a text, a whole number)"),
     ("PROFILE = replace(ASCEND, opset=('', 99))", "PROFILE.opset: 99 is no version that is known of ai.onnx"),
     ("PROFILE = replace(ORT, opset=('elsewhere', 1))", "PROFILE.operators[0].domain: PROFILE.opset does not import"),
+    ("PROFILE = replace(ORT, opset=('ai.onnx', 20))", "PROFILE.opset: the domain of ONNX itself is written"),
+    ("PROFILE = operator(domain='ai.onnx')", "PROFILE.operators[0].domain: PROFILE.opset does not import ai.onnx"),
+    ("PROFILE = operator(domain='')", "PROFILE.operators[0].domain: PROFILE.opset does not import ai.onnx 27"),
+    ("PROFILE = replace(ONNX, opset=('', 26))", "PROFILE.opset does not import ai.onnx 27, which has LinearAttention"),
+    ("PROFILE = replace(ORT, others=ONNX.others)", "PROFILE.others[0].domain: PROFILE.opset does not import ai.onnx"),
+    ("PROFILE = replace(ASCEND, others=ORT.others)", "PROFILE.others[0].domain: PROFILE.opset does not import com."),
     ("PROFILE = replace(ORT, operators=())", "PROFILE.operators: it is empty"),
     ("PROFILE = replace(ORT, operators=('RGDR',))", "PROFILE.operators[0]: it is 'RGDR' and must be Operator"),
     ("PROFILE = operator(signature=None)", "PROFILE.operators[0].signature: it is None and must be a text"),
@@ -223,6 +230,15 @@ def test_nodes_that_differ_between_sites_of_one_class_are_proven_each(change: st
     assert outcome.exit == 1
     assert f"fuse: {path}, emit: the nodes emitted for layers.1" in outcome.err
     assert not output.exists()
+
+
+def test_an_operator_for_ordinary_expressions_that_is_not_known(tmp_path: Path, fuse) -> None:
+    text = "PROFILE = replace(ASCEND, opset=('board', 1), others=(replace(ORT.others[0], domain='board'),))"
+    path = written(tmp_path, text)
+    outcome = fuse(export("full_decode_ts17").path, "-o", tmp_path / "out.onnx", "--target", path, "--json")
+    assert (outcome.exit, outcome.document["error"]["code"]) == (1, "target-file")
+    says = f"{path}, others: the nodes emitted for layers.0.causal_conv (CausalConvWithState) are not equal"
+    assert outcome.document["error"]["text"].startswith(says)
 
 
 def test_nodes_that_differ_and_are_right_are_taken(tmp_path: Path, fuse) -> None:

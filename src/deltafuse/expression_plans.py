@@ -53,14 +53,15 @@ def plan_expressions(
     for site in sites:
         target = chosen.target_of(site.name)
         own = own_expression_file(site.pattern)
-        with at_fault(own, "pattern", "emit"):
+        theirs = target.file if site.pattern.operator else None
+        with at_fault(own, "pattern", "emit"), at_fault(theirs, "target", "others"):
             planned = _plan(chosen.options, target, site, opsets.get("", 17))
         if isinstance(planned, SiteReport):
             reports.append(planned)
             continue
         key = (planned.match.class_key, target.name, _alike(planned))
         if key not in errors and site.proven is not None:
-            with at_fault(own, "pattern", "emit"):
+            with at_fault(own, "pattern", "emit"), at_fault(theirs, "target", "others"):
                 errors[key] = prove_emission(site.pattern, planned, site.proven, worker, opsets)
         match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
         plans.append(replace(planned, match=match))
