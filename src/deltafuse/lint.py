@@ -16,7 +16,7 @@ from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.lint_attention import attention_findings, attention_sizes, opset_notes
 from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
 from deltafuse.lint_conv import conv_findings, is_conv
-from deltafuse.lint_graph import graph_findings
+from deltafuse.lint_graph import function_notes, graph_findings
 from deltafuse.lint_lengths import length_notes
 from deltafuse.lint_limits import limit_findings
 from deltafuse.lint_names import CUSTOM, NAMED, meant, unknown_findings
@@ -31,6 +31,7 @@ from deltafuse.lint_operands import (
 )
 from deltafuse.lint_view import Finding, View, is_attention
 from deltafuse.lowered import is_lowered
+from deltafuse.lowering_attention import MICROSOFT
 from deltafuse.options import Progress, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.targets import Profile
@@ -84,7 +85,7 @@ def lint(fused: Path, target: str | None = None, progress: Progress | None = Non
     looks = [min((_look(model, found, one) for one in some), key=lambda look: len(look.findings)) for some in choices]
     count = sum(look.nodes for look in looks)
     unique = tuple(dict.fromkeys(finding for look in looks for finding in look.findings))
-    noted = tuple(dict.fromkeys(note for look in looks for note in look.notes))
+    noted = tuple(dict.fromkeys((*(note for look in looks for note in look.notes), *function_notes(model))))
     names = tuple(look.profile.name for look in looks)
     code = 5 if unique else 0 if count else 3
     return LintReport(str(fused), names, count, unique, noted, code, is_lowered(model))
@@ -135,8 +136,12 @@ def _found(model: Model) -> Iterator[tuple[Model, Shapes, int]]:
     scopes = (one for one in fused_bodies(model) if isinstance(one, Enclosed))
     for scope, shapes in ((model, Shapes(model)), *((scope.model, scope.shapes) for scope in scopes)):
         graph = scope.graph
-        named = (node for node in range(graph.outer, len(graph.op)) if meant(graph.op[node], graph.domain[node]))
-        yield from ((scope, shapes, node) for node in named)
+        calls = zip(graph.op[graph.outer :], graph.domain[graph.outer :], strict=True)
+        for node, (op, domain) in enumerate(calls, graph.outer):
+            # A function of the file under a domain of its own is whatever its body says.
+            own = domain not in ("", MICROSOFT) and (domain, op) in model.local_functions
+            if meant(op, domain) and not own:
+                yield scope, shapes, node
 
 
 def _choices(found: list[tuple[Model, Shapes, int]]) -> list[tuple[Profile, ...]]:

@@ -82,9 +82,10 @@ def opset_notes(view: View) -> Iterator[Finding]:
     domain, least = view.profile.opset or ("", 0)
     found = view.model.opset_imports.get(domain, 0)
     if found > least > 0 and _since(view, domain, found) is None:
-        fix = f"nothing, if {view.operator.op} did not change since {least}: look it up, or lint with a newer onnx"
-        wanted = f"{defs.onnx_opset_version()} at most, which the installed onnx knows"
-        yield view.finding("opset-unknown", domain or "ai.onnx", found, wanted, fix)
+        fix = f"look up whether {view.operator.op} has changed since {least}, or lint with a newer onnx"
+        known = f"{defs.onnx_opset_version()} at most"
+        told = f"the file imports ai.onnx {found}, the installed onnx knows {known}"
+        yield view.finding("opset-unchecked", "ai.onnx", told, known, fix)
 
 
 def _since(view: View, domain: str, version: int) -> int | None:
