@@ -241,6 +241,35 @@ def test_an_operator_for_ordinary_expressions_that_is_not_known(tmp_path: Path, 
     assert outcome.document["error"]["text"].startswith(says)
 
 
+NAMED = """
+def emit(match, operator, case):
+    found = ORT.emit(match, operator, case)
+    old = next(node for node in found.nodes if node.op_type == "LinearAttention").output[0]
+    for node in found.nodes:
+        for names in (node.input, node.output):
+            names[:] = ["NAME" if name == old else name for name in names]
+    return found
+
+
+PROFILE = replace(ORT, emit=emit, others=())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("input_ids", "layers.0 write input_ids, which the file has already"),
+        ("shared", "layers.1 write shared, which layers.0 has already"),
+    ],
+)
+def test_names_that_are_there_already(name: str, says: str, tmp_path: Path, fuse) -> None:
+    path, output = written(tmp_path, NAMED.replace("NAME", name)), tmp_path / "out.onnx"
+    outcome = fuse(export("full_decode_ts17").path, "-o", output, "--target", path)
+    assert outcome.exit == 1
+    assert outcome.err.startswith(f"fuse: {path}, emit: the nodes emitted for {says}")
+    assert not output.exists()
+
+
 def test_nodes_that_differ_and_are_right_are_taken(tmp_path: Path, fuse) -> None:
     path = written(tmp_path, f"from onnx import helper\n{OTHERWISE.replace('CHANGE', 'hint')}")
     outcome = fuse(export("full_decode_ts17").path, "-o", tmp_path / "out.onnx", "--target", path, "--json")

@@ -216,7 +216,7 @@ def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: _Found) -> tu
         for one, (_, first), (_, others) in zip(graphs, proven, expressions, strict=True)
         for report in (*first, *others)
     ]
-    return drafting.draft(scopes, outlined, plans, reports)
+    return drafting.draft(chosen, scopes, outlined, plans, reports)
 
 
 def _prove_plans(
