@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from docs_reasons import errors, notes, reasons
+from docs_reasons import errors, findings, notes, reasons
 from docs_reference import commands, targets
 from docs_reports import reports
 from docs_rooms import rooms
@@ -17,6 +17,7 @@ from docs_rooms import rooms
 MAKERS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "errors": errors,
+    "findings": findings,
     "notes": notes,
     "reasons": reasons,
     "reports": reports,

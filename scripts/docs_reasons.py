@@ -1,4 +1,4 @@
-"""Every code of a reason, a note and an error as a page of the documentation, read from the code."""
+"""Every code of a reason, a note, a finding and an error as a page of the documentation, read from the code."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ def notes() -> str:
     """Codes of notes on sites."""
     rows = [[f"{code(name)}{{ #note-{name} }}", *map(cell, NOTES[name].rsplit("; ", 1))] for name in sorted(NOTES)]
     return table(("code", "what it means", "what to do"), rows)
+
+
+def findings() -> str:
+    """Codes of what lint finds, with what to do about each."""
+    found = [one for one in explaining.explained() if one.kind == "finding"]
+    rows = [[f"{code(one.code)}{{ #finding-{one.code} }}", "<br>".join(map(cell, one.texts))] for one in found]
+    return table(("code", "what to do"), rows)
 
 
 def errors() -> str:

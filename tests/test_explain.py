@@ -95,6 +95,22 @@ def test_a_target_in_detail_as_json_and_an_unknown_one(fuse: Fuse) -> None:
     assert (done.exit, done.document["error"]["code"]) == (1, "unknown-target")
 
 
+def test_a_finding_of_lint_is_told_with_what_to_do(fuse: Fuse) -> None:
+    (one,) = fuse("explain", "opset-newer", "--json").document["codes"]
+    assert (one["kind"], one["from"]) == ("finding", ["deltafuse/lint_attention.py"])
+    assert one["texts"] == ["import {where} {least}: … is another operator in the newer version"]
+    (older,) = explained(["opset"])
+    assert older.texts == ("import {where} {least}; raise other operators with it",)
+    shown = fuse("explain", "state-shared").out
+    assert shown.startswith("state-shared, of fuse lint, exit 5 unless it is a note\n  copy … into a value of its own")
+
+
+def test_every_finding_says_what_to_do() -> None:
+    found = [one for one in explained() if one.kind == "finding"]
+    assert len(found) > 30
+    assert [one.code for one in found if not one.texts] == []
+
+
 @pytest.mark.parametrize("code", sorted(NOTES))
 def test_a_note_is_told_with_what_to_do(fuse: Fuse, code: str) -> None:
     what, _, fix = NOTES[code].rpartition("; ")

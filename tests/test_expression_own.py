@@ -185,6 +185,17 @@ def test_an_emission_that_is_not_equal_is_the_file_s_fault(edit: tuple[str, str]
     assert not (tmp_path / "fused.onnx").exists()
 
 
+def test_an_emission_that_differs_between_sites_of_one_class_is_proven_each(tmp_path: Path) -> None:
+    two = _MODEL.replace("b = Mul(y, a)", "u = Mul(y, a)\n  v = Add(u, c)\n  w = Div(one, v)\n  b = Mul(w, a)")
+    report = fused(tmp_path, model=two)
+    assert [(site.name, site.status) for site in report.sites] == [("inverse.0", "fused"), ("inverse.1", "fused")]
+    assert {site.match.class_key for site in report.sites} == {report.sites[0].match.class_key}
+    second = ('emitter.node("Reciprocal", ', 'emitter.node("Neg" if place.roles["x"].name == "v" else "Reciprocal", ')
+    (tmp_path / "second").mkdir()
+    with pytest.raises(UserError, match=r"emit: the nodes emitted for inverse\.1 "):
+        fused(tmp_path / "second", second, model=two)
+
+
 def test_an_emission_of_another_type_is_the_file_s_fault(tmp_path: Path) -> None:
     model = _MODEL.replace("b = Mul(y, a)", "z = Cast<to = 1>(y)\n  b = Mul(z, a)").replace("float one", "float16 one")
     model = model.replace("x = Add(a, c)", "w = Add(a, c)\n  x = Cast<to = 10>(w)").replace("{1.0}", "{15360}")

@@ -589,8 +589,12 @@ def test_sizes_beyond_a_kernels_limits_are_found(op, sizes, code, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(exported(op, sizes), path)
     report = lint(path, "ascend-310p")
-    assert code in {finding.code for finding in report.findings}
+    found = {finding.code: finding for finding in report.findings}
+    assert code in found
     assert_mendable(report)
+    # What is the matter and what to do are told apart.
+    assert "; " not in found[code].found
+    assert found[code].fix.startswith("fuse the unfused file again: ")
 
 
 # LinearAttention.
@@ -600,6 +604,7 @@ ATTENTION_FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     "scale is an int": ("ort", set_attribute("scale", 1), "attribute-kind", "scale"),
     "scale is negative": ("ort", set_attribute("scale", -1.0), "scale", "scale"),
     "an unknown attribute": ("onnx", set_attribute("state_window", 2), "attribute-extra", "state_window"),
+    "a window of the state": ("ort", set_attribute("state_window", 2), "attribute-value", "state_window"),
     "an unknown rule": ("ort", set_attribute("update_rule", "delta_gated"), "update-rule", "update_rule"),
     "no head at all": ("ort", set_attribute("kv_num_heads", 0), "heads", "q_num_heads"),
     "fewer query heads than states": ("onnx", set_attribute("q_num_heads", 2), "heads", "q_num_heads"),
@@ -678,6 +683,56 @@ def test_what_fuse_writes_has_neither_findings_nor_notes(target, site, tmp_path)
     report = lint_edited(tmp_path, target, site, lambda model, node: None)
     assert (report.findings, report.notes, report.exit) == ((), (), 0)
     assert report.nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scale", None), ("scale", 0.0), ("update_rule", None), ("chunk_size", 64), ("state_window", 0)],
+)
+def test_what_linear_attention_may_have_or_lack_is_good(name, value, tmp_path):
+    assert lint_edited(tmp_path, "ort", CHUNK, set_attribute(name, value)).findings == ()
+
+
+def held_in_function(model: onnx.ModelProto, domain: str) -> None:
+    """The fused node as the body of a local function, which is called in its place."""
+    (node,) = (node for node in model.graph.node if kernel(node))
+    inputs, outputs = [name for name in node.input if name], list(node.output)
+    held, opsets = onnx.NodeProto(), list(model.opset_import)
+    held.CopyFrom(node)
+    model.functions.append(helper.make_function(domain, "Layer", inputs, outputs, [held], opsets))
+    model.opset_import.append(helper.make_opsetid(domain, 1))
+    node.CopyFrom(helper.make_node("Layer", inputs, outputs, "call", domain=domain))
+
+
+@pytest.mark.parametrize("target", ["ascend-310p", "ort"])
+def test_a_fused_node_in_a_local_function_is_noted(target, tmp_path, fuse):
+    model = model_of(target, CHUNK)
+    held_in_function(model, "local")
+    onnx.save(model, tmp_path / "model.onnx")
+    outcome = fuse("lint", tmp_path / "model.onnx", "--json")
+    assert (outcome.exit, outcome.document["nodes"], outcome.document["findings"]) == (3, 0, [])
+    assert [note["code"] for note in outcome.document["notes"]] == ["in-function"]
+    said = fuse("lint", tmp_path / "model.onnx").out
+    assert "in the local function Layer, which is not looked into; inline it with onnx.inliner" in said
+    assert "give the file that fuse wrote" not in said
+    (tmp_path / "inlined.onnx").write_bytes(onnx.inliner.inline_local_functions(model).SerializeToString())
+    assert (lint(tmp_path / "inlined.onnx").nodes, lint(tmp_path / "inlined.onnx").findings) == (1, ())
+
+
+def test_a_function_of_another_domain_is_whatever_its_body_says(tmp_path):
+    model = model_of("ort", CHUNK)
+    (node,) = (node for node in model.graph.node if kernel(node))
+    node.domain = "pkg.layers"
+    onnx.save(model, tmp_path / "model.onnx")
+    assert [finding.code for finding in lint(tmp_path / "model.onnx").findings] == ["domain"]
+    opsets = [helper.make_opsetid("", 17)]
+    body = [helper.make_node("Identity", [node.input[at]], [name]) for at, name in ((2, "o"), (3, "s"))]
+    inputs = [name for name in node.input if name]
+    function = helper.make_function("pkg.layers", "LinearAttention", inputs, ["o", "s"], body, opsets)
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("pkg.layers", 1))
+    onnx.save(model, tmp_path / "model.onnx")
+    assert (lint(tmp_path / "model.onnx").exit, lint(tmp_path / "model.onnx").findings) == (3, ())
 
 
 def test_the_older_signature_is_known(tmp_path):
@@ -776,6 +831,15 @@ def test_the_command_prints_findings_and_exits_with_5(tmp_path, fuse):
 def test_a_file_without_fused_nodes(fuse):
     outcome = fuse("lint", export("chunk_dy18").path, "--json")
     assert (outcome.exit, outcome.document["nodes"], outcome.document["findings"]) == (3, 0, [])
+
+
+def test_control_flow_is_a_fault_of_a_file_without_fused_nodes_for_a_target_that_is_named(fuse):
+    path = export("loop_in_place").path
+    outcome = fuse("lint", path, "--json")
+    assert (outcome.exit, outcome.document["nodes"], outcome.document["findings"]) == (3, 0, [])
+    outcome = fuse("lint", path, "--target", "ascend-a2", "--json")
+    assert (outcome.exit, [one["code"] for one in outcome.document["findings"]]) == (5, ["control-flow"])
+    assert fuse("lint", path, "--target", "ort").exit == 3
 
 
 def test_an_unknown_target(fuse):

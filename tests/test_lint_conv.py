@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, defs, helper
 
+from deltafuse import lint_attention
 from deltafuse.lint import lint
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -49,6 +51,9 @@ def test_a_node_that_is_right_has_no_findings(domain: str, activation: str, tmp_
     assert findings(tmp_path, domain=domain, activation=activation) == []
     assert findings(tmp_path, domain=domain, inputs=("x", "w")) == []
     assert findings(tmp_path, domain=domain, dtypes=dict.fromkeys("xwbp", HALF)) == []
+    # What the contrib operator has beyond the standard's, as it is without it.
+    plain = {"ndim": 1, "dilation": 1, "state_window": 0, "state_length": 0, "channels_last": 0} if domain else {}
+    assert findings(tmp_path, domain=domain, **plain) == []
     assert lint(tmp_path / "model.onnx").targets == ("ort" if domain else "onnx",)
 
 
@@ -57,8 +62,10 @@ def test_a_node_that_is_right_has_no_findings(domain: str, activation: str, tmp_
     [
         (("activation", "activation"), {"activation": "relu"}),
         (("attribute-value", "ndim"), {"ndim": 2}),
-        (("attribute-extra", "dilation"), {"dilation": 2}),
+        (("attribute-value", "dilation"), {"dilation": 2}),
+        (("attribute-value", "channels_last"), {"channels_last": 1}),
         (("attribute-extra", "ndim"), {"domain": "", "ndim": 1}),
+        (("attribute-extra", "dilation"), {"domain": "", "dilation": 1}),
         (("attribute-kind", "activation"), {"activation": 1}),
         (("input-missing", "weight"), {"inputs": ("x", "", "b")}),
         (("input-dtype", "weight"), {"dtypes": {"w": HALF}}),
@@ -70,7 +77,6 @@ def test_a_node_that_is_right_has_no_findings(domain: str, activation: str, tmp_
         (("input-shape", "past_state"), {"sizes": {"p": ("n", 6, 4)}}),
         (("output-count", "present_state"), {"outputs": ("y",)}),
         (("opset", "ai.onnx"), {"domain": "", "opset": 26}),
-        (("opset-newer", "ai.onnx"), {"domain": "", "opset": 28}),
         (("opset-newer", "com.microsoft"), {"contrib": 2}),
         (("opset", "com.microsoft"), {"contrib": 0}),
         (("input-dtype", "past_state"), {"dtypes": {"p": HALF}}),
@@ -81,6 +87,21 @@ def test_each_fault_is_told(found: tuple[str, str], options: dict[str, object], 
     told = findings(tmp_path, **options)
     # Sizes that a result is declared with follow from the same input.
     assert [one for one in told if one[0] != "declared-shape"] == [found]
+
+
+@pytest.mark.parametrize("opset", [28, 99])
+def test_a_newer_opset_in_which_the_operator_is_the_same_is_no_fault(opset: int, tmp_path: Path) -> None:
+    assert findings(tmp_path, domain="", opset=opset) == []
+    notes = [(note.code, note.part) for note in lint(tmp_path / "model.onnx").notes]
+    # What the installed onnx does not know may have changed.
+    assert notes == [("opset-unchecked", "ai.onnx")] * (opset > defs.onnx_opset_version())
+
+
+def test_a_newer_opset_in_which_the_operator_is_another_is_one(tmp_path: Path, monkeypatch) -> None:
+    known = SimpleNamespace(has=lambda *_: True, get_schema=lambda *_: SimpleNamespace(since_version=28))
+    monkeypatch.setattr(lint_attention, "defs", SimpleNamespace(**vars(known), onnx_opset_version=lambda: 28))
+    assert findings(tmp_path, domain="", opset=28) == [("opset-newer", "ai.onnx")]
+    assert lint(tmp_path / "model.onnx").notes == ()
 
 
 def test_another_target_has_no_such_operator(tmp_path: Path) -> None:

@@ -682,6 +682,7 @@ def test_what_the_runtime_has_is_what_it_runs(tmp_path):
         ({"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "kimi"}, "update_rule 'kimi'"),
         ({"q_num_heads": 2}, "must be given"),
         ({"q_num_heads": 3, "kv_num_heads": 2}, "cannot be shared in groups"),
+        ({"q_num_heads": 2, "kv_num_heads": 2, "state_window": 2}, "its state_window is 2"),
     ],
 )
 def test_a_malformed_attention_node_is_a_user_error(tmp_path, attributes, fault):

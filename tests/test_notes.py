@@ -81,6 +81,22 @@ def test_the_valid_range_is_told(valid: Validity, expected: tuple[str, str], tmp
 
 
 @pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "the fused node is fixed to it"),
+        ({"pin": False}, "the fused node is right beyond"),
+        ({"target": "ort"}, "the fused node is right beyond"),
+        ({"target": "onnx"}, "the fused node is right beyond"),
+    ],
+)
+def test_a_fused_node_is_fixed_to_the_valid_size_where_that_is_pinned(options, says: str, tmp_path: Path) -> None:
+    report = graphs.fuse(export("full_decode_ts17").path, tmp_path / "out.onnx", **options)
+    told = [note for site in report.sites for note in site.notes if note.startswith("valid_tokens: ")]
+    assert len(told) == 3
+    assert all(note.endswith(says) for note in told)
+
+
+@pytest.mark.parametrize(
     ("tokens", "valid"),
     [("seq_len", Validity(1, 1024, None, None, ())), ("seq_len", None), (40, Validity(40, 40, None, "wrong", ()))],
 )

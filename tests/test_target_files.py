@@ -22,6 +22,7 @@ from deltafuse.match import Plan
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.targets.ascend_310p import PROFILE as ASCEND
 from deltafuse.targets.base import Limit
+from deltafuse.targets.onnx_opset27 import PROFILE as ONNX
 from deltafuse.targets.onnxruntime_contrib import PROFILE as ORT
 from deltafuse.targets.profile import Profile
 
@@ -87,6 +88,12 @@ READ = [
     ("PROFILE = replace(ORT, opset=17)", "PROFILE.opset: it is 17 and must be a tuple (a text, a whole number)"),
     ("PROFILE = replace(ASCEND, opset=('', 99))", "PROFILE.opset: 99 is no version that is known of ai.onnx"),
     ("PROFILE = replace(ORT, opset=('elsewhere', 1))", "PROFILE.operators[0].domain: PROFILE.opset does not import"),
+    ("PROFILE = replace(ORT, opset=('ai.onnx', 20))", "PROFILE.opset: the domain of ONNX itself is written"),
+    ("PROFILE = operator(domain='ai.onnx')", "PROFILE.operators[0].domain: PROFILE.opset does not import ai.onnx"),
+    ("PROFILE = operator(domain='')", "PROFILE.operators[0].domain: PROFILE.opset does not import ai.onnx 27"),
+    ("PROFILE = replace(ONNX, opset=('', 26))", "PROFILE.opset does not import ai.onnx 27, which has LinearAttention"),
+    ("PROFILE = replace(ORT, others=ONNX.others)", "PROFILE.others[0].domain: PROFILE.opset does not import ai.onnx"),
+    ("PROFILE = replace(ASCEND, others=ORT.others)", "PROFILE.others[0].domain: PROFILE.opset does not import com."),
     ("PROFILE = replace(ORT, operators=())", "PROFILE.operators: it is empty"),
     ("PROFILE = replace(ORT, operators=('RGDR',))", "PROFILE.operators[0]: it is 'RGDR' and must be Operator"),
     ("PROFILE = operator(signature=None)", "PROFILE.operators[0].signature: it is None and must be a text"),
@@ -177,6 +184,96 @@ def test_the_command_ends_with_1_and_writes_nothing(text: str, says: str, tmp_pa
     assert outcome.err.endswith("see docs/targets.md\n")
     assert "Traceback" not in outcome.err
     assert not output.exists()
+
+
+OTHERWISE = """
+def node_of(found):
+    return next(node for node in found.nodes if node.op_type == "LinearAttention")
+
+
+def swap(found):
+    inputs = node_of(found).input
+    inputs[0], inputs[1] = inputs[1], inputs[0]
+
+
+def states(found):
+    outputs = node_of(found).output
+    outputs[0], outputs[1] = outputs[1], outputs[0]
+
+
+def of_the_first(found):
+    node_of(found).input[:] = first[0].input
+
+
+def hint(found):
+    node_of(found).attribute.append(helper.make_attribute("chunk_size", 64))
+
+
+def emit(match, operator, case):
+    found = ORT.emit(match, operator, case)
+    first.append(node_of(found))
+    if match.name == "layers.1":
+        CHANGE(found)
+    return found
+
+
+first = []
+PROFILE = replace(ORT, emit=emit, others=())
+"""
+
+
+@pytest.mark.parametrize("change", ["lambda found: scaled(node_of(found))", "swap", "states", "of_the_first"])
+def test_nodes_that_differ_between_sites_of_one_class_are_proven_each(change: str, tmp_path: Path, fuse) -> None:
+    path = written(tmp_path, f"from onnx import helper\n{OTHERWISE.replace('CHANGE', f'({change})')}")
+    output = tmp_path / "out.onnx"
+    outcome = fuse(export("full_decode_ts17").path, "-o", output, "--target", path)
+    assert outcome.exit == 1
+    assert f"fuse: {path}, emit: the nodes emitted for layers.1" in outcome.err
+    assert not output.exists()
+
+
+def test_an_operator_for_ordinary_expressions_that_is_not_known(tmp_path: Path, fuse) -> None:
+    text = "PROFILE = replace(ASCEND, opset=('board', 1), others=(replace(ORT.others[0], domain='board'),))"
+    path = written(tmp_path, text)
+    outcome = fuse(export("full_decode_ts17").path, "-o", tmp_path / "out.onnx", "--target", path, "--json")
+    assert (outcome.exit, outcome.document["error"]["code"]) == (1, "target-file")
+    says = f"{path}, others: the nodes emitted for layers.0.causal_conv (CausalConvWithState) are not equal"
+    assert outcome.document["error"]["text"].startswith(says)
+
+
+NAMED = """
+def emit(match, operator, case):
+    found = ORT.emit(match, operator, case)
+    old = next(node for node in found.nodes if node.op_type == "LinearAttention").output[0]
+    for node in found.nodes:
+        for names in (node.input, node.output):
+            names[:] = ["NAME" if name == old else name for name in names]
+    return found
+
+
+PROFILE = replace(ORT, emit=emit, others=())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("input_ids", "layers.0 write input_ids, which the file has already"),
+        ("shared", "layers.1 write shared, which layers.0 has already"),
+    ],
+)
+def test_names_that_are_there_already(name: str, says: str, tmp_path: Path, fuse) -> None:
+    path, output = written(tmp_path, NAMED.replace("NAME", name)), tmp_path / "out.onnx"
+    outcome = fuse(export("full_decode_ts17").path, "-o", output, "--target", path)
+    assert outcome.exit == 1
+    assert outcome.err.startswith(f"fuse: {path}, emit: the nodes emitted for {says}")
+    assert not output.exists()
+
+
+def test_nodes_that_differ_and_are_right_are_taken(tmp_path: Path, fuse) -> None:
+    path = written(tmp_path, f"from onnx import helper\n{OTHERWISE.replace('CHANGE', 'hint')}")
+    outcome = fuse(export("full_decode_ts17").path, "-o", tmp_path / "out.onnx", "--target", path, "--json")
+    assert [site["status"] for site in outcome.document["sites"]] == ["fused"] * 3
 
 
 def test_lint_tells_a_limit_that_raises(tmp_path: Path, fuse) -> None:

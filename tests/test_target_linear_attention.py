@@ -143,6 +143,14 @@ def test_a_note_names_what_of_a_double_model_is_rounded(name):
     assert halves.notes == ("float16_boundary: g rounded to float16", "float32_boundary: state rounded to float32")
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_note_names_what_of_a_half_model_is_rounded(name):
+    half = planned(name, Site(dtype=HALF, state_dtype=HALF), boundary="bf16")
+    assert half.notes == ("bfloat16_boundary: query, key, value, g, beta rounded to bfloat16",)
+    brain = planned(name, Site(dtype=BF16, g_dtype=BF16, state_dtype=BF16), boundary="fp16")
+    assert brain.notes == ("float16_boundary: query, key, value, g, beta rounded to float16",)
+
+
 def test_a_decay_per_key_channel_is_passed_on():
     site = Site()
     g = replace(match(site).g, layout="BTHD")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deltafuse import targets
+from deltafuse.dims import symbol
 from deltafuse.errors import UserError
 from deltafuse.lint import lint
 from deltafuse.lowering import fused_type
 from deltafuse.match import Plan
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rollback import rollback
-from deltafuse.targets import Profile, TargetOptions
+from deltafuse.targets import Case, Limit, Profile, TargetOptions
 from deltafuse.targets.runtime import runtime_notes
 from deltafuse.verify import verify
 from deltafuse.wire import scan
@@ -47,6 +49,64 @@ def test_every_limit_has_a_code_with_a_text_a_mark_and_a_test(profile):
         assert limit.fact
         # asserted as a value of its own somewhere
         assert f'"{limit.code}"' in TESTS
+
+
+#: A case that every operator takes, whose sizes are those of the source's.
+WITHIN = Case(
+    batch=1, tokens=1, tokens_text="1", key_heads=16, value_heads=16, key_dim=16, value_dim=16,
+    dtypes={"query": FLOAT}, boundary=BF16, options=TargetOptions(opset=27),
+)  # fmt: skip
+#: target, signature ("" for all of them) and code of a limit -> the last case within it and the first beyond.
+HEADS, RATIO = {"key_heads": 4, "value_heads": 8}, {"key_heads": 4, "value_heads": 6}
+NARROW = {"dtypes": {"value": BF16}, "boundary": HALF}
+ALLOWED = {**NARROW, "options": TargetOptions(allow_bf16_to_fp16=True)}
+EDGES: dict[tuple[str, str, str], tuple[dict, dict]] = {
+    ("ascend-310p", "", "head-ratio"): (HEADS, RATIO),
+    ("ascend-310p", "", "head-size"): ({"key_dim": 128, "value_dim": 999}, {"key_dim": 129}),
+    ("ascend-310p", "", "static-batch"): ({"batch": symbol("n")}, {"batch": 2}),
+    ("ascend-310p", "", "bf16-boundary"): (ALLOWED, NARROW),
+    ("ascend-310p", "10-input", "rgdr-tokens"): ({"tokens": 8}, {"tokens": 9}),
+    ("ascend-310p", "10-input", "rgdr-head-size"): ({"key_dim": 32, "value_dim": 48}, {"value_dim": 24}),
+    ("ascend-310p", "10-input", "rgdr-batch-heads"): (
+        {"options": TargetOptions(batch=2)}, {"options": TargetOptions(batch=2), "value_heads": 8}
+    ),
+    ("ascend-310p", "7-input", "per-channel-decay"): ({}, {"per_channel": True}),
+    ("ascend-310p", "8-input", "per-channel-decay"): ({}, {"per_channel": True}),
+    ("ascend-310p", "8-input", "decay-required"): ({}, {"decays": False}),
+    ("ascend-a2", "", "per-channel-decay"): ({}, {"per_channel": True}),
+    ("ascend-a2", "", "head-ratio"): (HEADS, RATIO),
+    ("ascend-a2", "", "static-batch"): ({"batch": symbol("n")}, {"batch": 2}),
+    ("ascend-a2", "", "bf16-boundary"): (ALLOWED, NARROW),
+    ("ascend-a2", "10-input", "rgdr-boundary"): ({}, {"boundary": HALF}),
+    ("ascend-a2", "10-input", "rgdr-tokens"): ({"tokens": 8}, {"tokens": None}),
+    ("ascend-a2", "10-input", "head-size"): ({"key_dim": 512}, {"key_dim": 513}),
+    ("ascend-a2", "10-input", "value-head-size"): ({"value_dim": 512}, {"value_dim": 513}),
+    ("ascend-a2", "10-input", "head-count"): ({"value_heads": 256}, {"value_heads": 272}),
+    ("ascend-a2", "7-input", "head-size"): ({"key_dim": 128}, {"key_dim": 129}),
+    ("ascend-a2", "7-input", "value-head-size"): ({"value_dim": 128}, {"value_dim": 129}),
+    ("ascend-a2", "7-input", "head-count"): ({"value_heads": 64}, {"value_heads": 80}),
+    ("onnx", "", "head-ratio"): (HEADS, RATIO),
+    ("onnx", "", "opset-below"): ({"options": TargetOptions(opset=13)}, {"options": TargetOptions(opset=12)}),
+    ("ort", "", "head-ratio"): (HEADS, RATIO),
+}  # fmt: skip
+
+
+def limits_of(profile: Profile) -> dict[tuple[str, str, str], Limit]:
+    own = [(operator.signature, limit) for operator in profile.operators for limit in operator.limits]
+    return {(profile.name, of, one.code): one for of, one in [*(("", limit) for limit in profile.shared), *own]}
+
+
+def test_every_limit_holds_where_it_says_and_not_before():
+    known = {key: limit for profile in PROFILES for key, limit in limits_of(profile).items()}
+    assert known.keys() == EDGES.keys()
+    for key, limit in known.items():
+        within, beyond = EDGES[key]
+        assert limit.check(replace(WITHIN, **within)) is None, key
+        reason = limit.check(replace(WITHIN, **beyond))
+        assert isinstance(reason, Reason), key
+        assert reason.code == key[2]
+        assert reason.what
+        assert reason.fix
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
@@ -124,6 +184,37 @@ CHOICES = {
     "boundary": ["fp16", "bf16", "fp32"], "signature": ["10-input", "7-input", "8-input", "27", "1"],
     "op": ["cgdr", "rgdr"],
 }  # fmt: skip
+
+
+#: Options that do nothing for a target, and what is said of them.
+IDLE = [
+    ("ort", ("--allow-bf16-to-fp16",), "has no limit that --allow-bf16-to-fp16 lifts; leave it out"),
+    ("onnx", ("--allow-bf16-to-fp16",), "has no limit that --allow-bf16-to-fp16 lifts; leave it out"),
+    ("ort", ("--batch", 2), "leave --batch out"),
+    ("ort", ("--op", "rgdr"), "leave --op out"),
+    ("onnx", ("--signature", "8-input"), "give one of: 27"),
+    ("ascend-310p", ("--boundary", "bf16"), "give --boundary fp16"),
+]
+
+
+@pytest.mark.parametrize("command", ["inspect", "--dry-run"])
+@pytest.mark.parametrize(("name", "options", "says"), IDLE)
+def test_an_option_that_the_target_does_not_take_is_told_without_any_site(name, options, says, command, tmp_path, fuse):
+    # No site, and a fused convolution alone, which no forced operator is of.
+    for source, rules in (("nm_softmax", ()), ("full_decode_ts17", ("--rules", "causal_conv"))):
+        outcome = fuse(command, export(source).path, "--target", name, *options, *rules, "--json")
+        assert (outcome.exit, outcome.document["error"]["code"]) == (1, "option")
+        assert f"target {name} " in outcome.document["error"]["text"]
+        assert says in outcome.document["error"]["text"]
+
+
+@pytest.mark.parametrize("name", targets.names())
+def test_an_option_that_the_target_takes_is_taken_without_any_site(name, fuse):
+    given = [("--no-pin",), ("--batch", 1), ("--timeout", 60)]
+    given += [("--boundary", TAKEN[name]["boundary"][0]), ("--signature", TAKEN[name]["signature"][0])]
+    given += [("--batch", 2), ("--op", "cgdr"), ("--allow-bf16-to-fp16",)] * name.startswith("ascend")
+    for options in given:
+        assert fuse("inspect", export("nm_softmax").path, "--target", name, *options).exit == 3
 
 
 @pytest.mark.parametrize("name", TAKEN)

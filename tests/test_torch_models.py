@@ -236,3 +236,14 @@ def test_an_unknown_target(model):
     assert raised.value.code == "unknown-target"
     with pytest.raises(UserError, match="there is no target named 'nvidia'"):
         deltafuse.torch.translations("nvidia")
+
+
+def test_an_option_that_the_target_does_not_take(model):
+    before = [getattr(qwen35, name) for name in FUNCTIONS]
+    for options in ({"allow_bf16_to_fp16": True}, {"op": "rgdr"}, {"signature": "8-input"}):
+        with pytest.raises(UserError, match="target ort has no ") as raised:
+            deltafuse.torch.use_custom_gated_delta_rule(model, "ort", **options).__enter__()
+        assert raised.value.code == "option"
+    with pytest.raises(UserError, match="takes no bf16; give --boundary fp16"):
+        deltafuse.torch.translations(boundary="bf16")
+    assert [getattr(qwen35, name) for name in FUNCTIONS] == before

@@ -11,6 +11,7 @@ from deltafuse.expression_match import ExpressionPlan
 from deltafuse.options import FuseOptions
 from deltafuse.splice import AnyPlan
 from deltafuse.targets import Profile
+from deltafuse.targets.base import target_options
 
 __all__ = ["Choice", "Chosen"]
 
@@ -43,10 +44,10 @@ class Chosen:
     sites: Mapping[str, Choice] = field(default_factory=dict[str, Choice])
 
     def __post_init__(self) -> None:
-        """Refuses targets that no one device runs in one file.
+        """Refuses targets that no one device runs in one file, and options that a target does not take.
 
         Raises:
-            UserError: ``plan-targets``.
+            UserError: ``plan-targets``, ``option``.
         """
         names: dict[str, list[str]] = {}
         for name, choice in self.sites.items():
@@ -55,6 +56,8 @@ class Chosen:
             some = " and ".join(found[0] for found in names.values())
             text = f"the plan takes {some}: no device runs both; give all sites one target, or targets ort and onnx"
             raise UserError("plan-targets", text)
+        for target in [choice.target for choice in self.sites.values()] or [self.target]:
+            target.check(target_options(self.options))
 
     @property
     def ordinary(self) -> tuple[str, ...]:
@@ -126,6 +129,6 @@ def of_options(options: FuseOptions) -> Chosen:
     """Without a plan file.
 
     Raises:
-        UserError: ``unknown-target``, ``target-file``.
+        UserError: ``unknown-target``, ``target-file``, ``option``.
     """
     return Chosen(options, targets.get(options.target))

@@ -17,7 +17,10 @@ from deltafuse.targets import get, names
 from deltafuse.targets.listing import LEGEND, MARKS, details_of, lines_of, target_document
 from deltafuse.wording import number
 
-_KINDS = {"reason": "a reason", "note": "a note, of a site that is right", "error": "an error, exit 1"}
+_KINDS = {
+    "reason": "a reason", "note": "a note, of a site that is right", "error": "an error, exit 1",
+    "finding": "of fuse lint, exit 5 unless it is a note",
+}  # fmt: skip
 #: Statuses that have a reason, each with a code that goes with it.
 _STATUSES = {"near-miss": "beta-missing", "refused": "static-batch", "left out": "left-out"}
 

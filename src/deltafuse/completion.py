@@ -16,9 +16,10 @@ __all__ = ["FILES", "answer", "candidates"]
 
 #: Says that a path may stand there.
 FILES = ":files"
-#: A code as it is written: a key with a text beside it, a text by its key, an error.
+#: A code as it is written: a key with a text beside it, a text by its key, an error, a finding of lint.
 _CODE = re.compile(
-    r'(?:TEXTS\[|UserError\(\s*)"([a-z][a-z0-9-]*)"|^\s*"([a-z][a-z0-9-]*)":\s*\(?\s*f?"[^"]* ', re.MULTILINE
+    r'(?:TEXTS\[|(?:UserError|[Ff]inding)\(\s*)"([a-z][a-z0-9-]*)"|^\s*"([a-z][a-z0-9-]*)":\s*\(?\s*f?"[^"]* ',
+    re.MULTILINE,
 )
 
 
@@ -118,7 +119,7 @@ def _patterns() -> Path:
 
 
 def _codes() -> list[str]:
-    """Codes of reasons, notes and errors, as they are written; see `deltafuse.explaining` for what they mean."""
+    """Codes of all kinds, as they are written; see `deltafuse.explaining` for what they mean."""
     files = {*Path(__file__).parent.rglob("*.py"), *_patterns().glob("*.py")}
     texts = (path.read_text(encoding="utf-8") for path in files)
     return sorted({*NOTES, *(one[1] or one[2] for text in texts for one in _CODE.finditer(text))})

@@ -10,10 +10,12 @@ from deltafuse.adjusting import Adjustments, adjust
 from deltafuse.choosing import Chosen
 from deltafuse.edits import Changes
 from deltafuse.enclosed import Enclosed
+from deltafuse.errors import InternalError
 from deltafuse.graph import Graph
 from deltafuse.match import SiteReport
 from deltafuse.pinning import PinPlan
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.user_code import at_fault
 
 TEXTS.update(
     {
@@ -127,7 +129,25 @@ def _adjusted(
     return adjust(model, scope.shapes, dead, opsets, (), {}, entered)
 
 
+def _check_names(chosen: Chosen, graph: Graph, plans: Sequence[splice.AnyPlan]) -> None:
+    """Raises where nodes write a name that the file, or another site's nodes, have already.
+
+    Raises:
+        InternalError: a bug in an emission.
+        UserError: the same where the target is the user's own.
+    """
+    taken: dict[str, str] = {}
+    for plan in plans:
+        results, site = {role.name for role in plan.match.results()}, plan.match.name
+        for name in (name for node in plan.nodes for name in node.output if name and name not in results):
+            where = "the file" if graph.find(name) is not None else taken.setdefault(name, site)
+            if where != site:
+                with at_fault(chosen.target_of(site).file, "target", "emit"):
+                    raise InternalError(f"the nodes emitted for {site} write {name}, which {where} has already")
+
+
 def draft(
+    chosen: Chosen,
     scopes: Sequence[Enclosed],
     outlined: Sequence[Outline],
     plans: Sequence[Sequence[splice.AnyPlan]],
@@ -136,6 +156,7 @@ def draft(
     """What is to be changed; where the rest of the file cannot follow no site is left, and each report says why.
 
     Args:
+        chosen: what each site is written for.
         scopes: the main graph and the bodies that were entered.
         outlined: what `plans` do to each.
         plans: as proven.
@@ -160,6 +181,8 @@ def draft(
     for number, reason in moved.items():
         told = _refused(told, {plan.match.name: reason for plan in parts[number].plans})
         parts[number] = replace(parts[number], plans=(), removed=())
+    for scope, part in zip(scopes, parts, strict=True):
+        _check_names(chosen, scope.model.graph, part.plans)
     gone = {site: len(nodes) for part in parts for site, nodes in part.removed}
     counted = (replace(one, removed=gone.get(one.name, 0)) if one.status == "fused" else one for one in told)
     return Draft(tuple(parts)), tuple(counted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -21,6 +21,7 @@ from deltafuse.match import Match, Plan, Role
 from deltafuse.probe import to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
+from deltafuse.splice import AnyPlan
 from deltafuse.trial import Step, Trial
 from deltafuse.user_code import at_fault, own_file
 from deltafuse.worker import Session, Worker
@@ -39,6 +40,27 @@ _SEED = 1000
 _DRAWS = tuple(how for how in DRAWS if how.name in ("slow decay", "any sign of beta, tiny norms"))
 #: One sequence far larger than the next.
 _APART = replace(DRAWS[0], spread=FAR)
+
+
+def without_names(plan: AnyPlan) -> Hashable:
+    """What the nodes of a plan are beside their names: equal for plans of one class of sites that one proof holds for.
+
+    Args:
+        plan: what is to be written.
+    """
+    numbers, roles = {"": 0}, (*plan.match.operands(), *plan.match.results())
+
+    def numbered(names: Iterable[str]) -> tuple[int, ...]:
+        return tuple([numbers.setdefault(name, len(numbers)) for name in names])
+
+    typed = numbered(role.name for role in roles), tuple(role.dtype for role in roles)
+    return typed, tuple(
+        (
+            node.op_type, node.domain, numbered(node.input), numbered(node.output),
+            tuple([attribute.SerializeToString() for attribute in node.attribute]),
+        )
+        for node in plan.nodes
+    )  # fmt: skip
 
 
 def prove_emitted(

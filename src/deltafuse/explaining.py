@@ -1,4 +1,4 @@
-"""What a code means: reasons, notes and errors, read from the code itself. Needs no model and no network."""
+"""What a code means: reasons, notes, findings, errors, read from the code itself. Needs no model and no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deltafuse.note_texts import NOTES
 from deltafuse.patterns import loaded, shipped_folder
 from deltafuse.reasons import TEXTS
 
-__all__ = ["Explained", "explained", "keys", "raised", "sources", "texts"]
+__all__ = ["Explained", "explained", "findings", "keys", "raised", "sources", "texts"]
 
 #: What starts a process when it is imported, or needs more than deltafuse itself does.
 _APART = frozenset({"__main__", "worker_main", "torch"})
@@ -33,15 +33,15 @@ class Explained:
     Attributes:
         code: e.g. ``not-the-rule``.
         kind: ``reason``: why a site is no match, may not be fused, or differs; ``note``: what to know of a site that
-            is right; ``error``: what ends a command with exit 1.
-        texts: what it says: one for a reason or a note, all messages of an error; ``{name}`` and ``…`` are filled
-            in when it is shown.
+            is right; ``finding``: of lint; ``error``: what ends a command with exit 1.
+        texts: what it says: one for a reason or a note, all messages of an error, what to do about a finding;
+            ``{name}`` and ``…`` are filled in when it is shown.
         fix: what to do; "" where the texts say it themselves.
         places: files that it comes from.
     """
 
     code: str
-    kind: Literal["reason", "note", "error"]
+    kind: Literal["reason", "note", "finding", "error"]
     texts: tuple[str, ...]
     fix: str
     places: tuple[str, ...]
@@ -62,6 +62,7 @@ def explained(globs: Sequence[str] = ()) -> tuple[Explained, ...]:
     known = texts(list(chosen))
     places, messages = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     errors = defaultdict[str, list[str]](list)
+    looked = defaultdict[str, tuple[list[str], list[str]]](lambda: ([], []))
     for path in chosen:
         place, tree = _place(path), sources()[path] if not exact else ast.parse(chosen[path])
         for code in dict.fromkeys(keys(tree)):
@@ -69,9 +70,13 @@ def explained(globs: Sequence[str] = ()) -> tuple[Explained, ...]:
         for code, message in raised(tree):
             errors[code] += [place] if place not in errors[code] else []
             messages[code] += [message] if message and message not in messages[code] else []
+        for code, fix in findings(tree):
+            for told, more in zip(looked[code], (fix, place), strict=True):
+                told += [more] if more and more not in told else []
     found = [_told(code, "reason", known[code], places[code]) for code in known if fits(code) and places[code]]
     found += [_told(code, "note", NOTES[code], _NOTED) for code in NOTES if fits(code)]
     found += [Explained(code, "error", tuple(messages[code]), "", tuple(errors[code])) for code in errors if fits(code)]
+    found += [Explained(code, "finding", tuple(do), "", tuple(of)) for code, (do, of) in looked.items() if fits(code)]
     return tuple(sorted(found, key=lambda one: (one.code, one.kind)))
 
 
@@ -129,21 +134,53 @@ def raised(tree: ast.Module) -> Iterator[tuple[str, str]]:
     Args:
         tree: of that file.
     """
+    for called, scope in _calls(tree):
+        if ast.unparse(called.func) == "UserError" and len(called.args) > 1:
+            name, message = called.args[:2]
+            if isinstance(name, ast.Constant):
+                yield str(name.value), _message(_assigned(scope, message))
+
+
+def findings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Code of each finding of lint of a file, and what to do about it; "" where that is made elsewhere.
+
+    Args:
+        tree: of that file.
+    """
+    for called, scope in _calls(tree):
+        if ast.unparse(called.func).rpartition(".")[2] in ("finding", "Finding") and len(called.args) > 1:
+            name, fix = called.args[0], called.args[-1]
+            if isinstance(name, ast.Constant):
+                yield str(name.value), _message(_assigned(scope, fix))
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.FunctionDef]]:
+    """All calls, each with the function that it stands in."""
     for scope in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-        assigned = {
-            target.id: node.value
-            for node in ast.walk(scope)
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "UserError" and len(node.args) > 1:
-                name, message = node.args[:2]
-                if isinstance(message, ast.Name):
-                    message = assigned.get(message.id, message)
-                if isinstance(name, ast.Constant):
-                    yield str(name.value), _message(message)
+        yield from ((node, scope) for node in ast.walk(scope) if isinstance(node, ast.Call))
+
+
+def _assigned(scope: ast.FunctionDef, value: ast.expr) -> ast.expr:
+    """What was last assigned to a plain name above the place where it stands, else the expression itself."""
+    if not isinstance(value, ast.Name):
+        return value
+    found = [
+        (node.lineno, part)
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign) and node.lineno <= value.lineno
+        for target in node.targets
+        for name, part in _pairs(target, node.value)
+        if isinstance(name, ast.Name) and name.id == value.id
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else value
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The names of an assignment and what each is given."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        yield from zip(target.elts, value.elts, strict=True)
+    else:
+        yield target, value
 
 
 def _message(node: ast.expr) -> str:

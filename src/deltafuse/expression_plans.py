@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 
 from deltafuse.choosing import Chosen
+from deltafuse.emitted import without_names
 from deltafuse.errors import InternalError
 from deltafuse.expression_guard import sizes_read
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
@@ -45,21 +46,22 @@ def plan_expressions(
     worker: Worker,
     opsets: Mapping[str, int],
 ) -> Planned:
-    """Plans and reports of all sites; each class of equal sites is proven once more as it is to be written."""
+    """Plans and reports of all sites; what is to be written for a class of equal sites is proven once more."""
     plans: list[ExpressionPlan] = []
     reports: list[SiteReport] = []
-    errors: dict[tuple[bytes, str, str], float] = {}
+    errors: dict[tuple[bytes, str, Hashable], float] = {}
     for site in sites:
         target = chosen.target_of(site.name)
         own = own_expression_file(site.pattern)
-        with at_fault(own, "pattern", "emit"):
+        theirs = target.file if site.pattern.operator else None
+        with at_fault(own, "pattern", "emit"), at_fault(theirs, "target", "others"):
             planned = _plan(chosen.options, target, site, opsets.get("", 17))
         if isinstance(planned, SiteReport):
             reports.append(planned)
             continue
-        key = (planned.match.class_key, planned.op, target.name)
+        key = (planned.match.class_key, target.name, _alike(planned))
         if key not in errors and site.proven is not None:
-            with at_fault(own, "pattern", "emit"):
+            with at_fault(own, "pattern", "emit"), at_fault(theirs, "target", "others"):
                 errors[key] = prove_emission(site.pattern, planned, site.proven, worker, opsets)
         match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
         plans.append(replace(planned, match=match))
@@ -82,6 +84,13 @@ def _plan(options: FuseOptions, target: Target, site: ExpressionSite, opset: int
     if isinstance(plan, Reason):
         return SiteReport(site.name, "refused", match, None, plan, match.notes, site.nodes, rule)
     return plan
+
+
+def _alike(plan: ExpressionPlan) -> Hashable:
+    """What a plan does to its site, whatever the names."""
+    names = [role.name for role in (*plan.match.operands(), *plan.match.results())]
+    aliases = tuple((names.index(output), names.index(source)) for output, source in plan.aliases.items())
+    return aliases, plan.target_opset, without_names(plan)
 
 
 def _emitted(pattern: Expression, match: ExpressionMatch, target: Target, opset: int) -> ExpressionPlan | Reason:

@@ -13,10 +13,10 @@ import onnx
 
 from deltafuse import targets
 from deltafuse.enclosed import Enclosed, fused_bodies
-from deltafuse.lint_attention import attention_findings, attention_sizes
+from deltafuse.lint_attention import attention_findings, attention_sizes, opset_notes
 from deltafuse.lint_attributes import attribute_findings, custom_findings, scale_findings, value_of
 from deltafuse.lint_conv import conv_findings, is_conv
-from deltafuse.lint_graph import graph_findings
+from deltafuse.lint_graph import function_notes, graph_findings
 from deltafuse.lint_lengths import length_notes
 from deltafuse.lint_limits import limit_findings
 from deltafuse.lint_names import CUSTOM, NAMED, meant, unknown_findings
@@ -31,7 +31,8 @@ from deltafuse.lint_operands import (
 )
 from deltafuse.lint_view import Finding, View, is_attention
 from deltafuse.lowered import is_lowered
-from deltafuse.options import DEFAULT_TARGET, Progress, SilentProgress
+from deltafuse.lowering_attention import MICROSOFT
+from deltafuse.options import Progress, SilentProgress
 from deltafuse.shapes import Shapes
 from deltafuse.targets import Profile
 from deltafuse.targets.profile import Operator
@@ -48,7 +49,7 @@ class LintReport:
     """What was looked at, and what was found.
 
     Attributes:
-        targets: profiles that the nodes were held against.
+        targets: profiles that the nodes were held against; none where there are no nodes and no target was named.
         nodes: how many fused nodes there are.
         notes: unusual, but right.
         exit: 0 without findings, 5 with, 3 where there is no fused node.
@@ -84,7 +85,7 @@ def lint(fused: Path, target: str | None = None, progress: Progress | None = Non
     looks = [min((_look(model, found, one) for one in some), key=lambda look: len(look.findings)) for some in choices]
     count = sum(look.nodes for look in looks)
     unique = tuple(dict.fromkeys(finding for look in looks for finding in look.findings))
-    noted = tuple(dict.fromkeys(note for look in looks for note in look.notes))
+    noted = tuple(dict.fromkeys((*(note for look in looks for note in look.notes), *function_notes(model))))
     names = tuple(look.profile.name for look in looks)
     code = 5 if unique else 0 if count else 3
     return LintReport(str(fused), names, count, unique, noted, code, is_lowered(model))
@@ -135,17 +136,21 @@ def _found(model: Model) -> Iterator[tuple[Model, Shapes, int]]:
     scopes = (one for one in fused_bodies(model) if isinstance(one, Enclosed))
     for scope, shapes in ((model, Shapes(model)), *((scope.model, scope.shapes) for scope in scopes)):
         graph = scope.graph
-        named = (node for node in range(graph.outer, len(graph.op)) if meant(graph.op[node], graph.domain[node]))
-        yield from ((scope, shapes, node) for node in named)
+        calls = zip(graph.op[graph.outer :], graph.domain[graph.outer :], strict=True)
+        for node, (op, domain) in enumerate(calls, graph.outer):
+            # A function of the file under a domain of its own is whatever its body says.
+            own = domain not in ("", MICROSOFT) and (domain, op) in model.local_functions
+            if meant(op, domain) and not own:
+                yield scope, shapes, node
 
 
 def _choices(found: list[tuple[Model, Shapes, int]]) -> list[tuple[Profile, ...]]:
-    """The targets that the nodes may be of, by kind of node; the default one where there is none."""
+    """The targets that the nodes may be of, by kind of node; none where there is no node."""
     nodes = [(scope.graph.op[node], scope.graph.domain[node]) for scope, _, node in found]
     kinds = dict.fromkeys(
         ASCEND if meant(op, domain) not in NAMED else ("ort",) if domain else ("onnx",) for op, domain in nodes
     )
-    return [tuple(map(targets.get, names)) for names in kinds or ((DEFAULT_TARGET,),)]
+    return [tuple(map(targets.get, names)) for names in kinds]
 
 
 def _view(model: Model, shapes: Shapes, profile: Profile, node: int) -> View | None:
@@ -234,3 +239,5 @@ def _node_notes(view: View) -> Iterator[Finding]:
         fix = "nothing: but a converter that asks for the type has to work it out"
         yield view.finding("no-value-info", "", f"no declared type of {', '.join(missing)}", "declared", fix)
     yield from length_notes(view)
+    if view.operator.op in NAMED:
+        yield from opset_notes(view)

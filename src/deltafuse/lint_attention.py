@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnx import AttributeProto
+from onnx import AttributeProto, defs
 
 from deltafuse.lint_view import Finding, View
 
@@ -66,15 +66,36 @@ def _rule(view: View) -> Iterator[Finding]:
 
 
 def opset_findings(view: View) -> Iterator[Finding]:
-    """The file imports what the operator came with, and nothing newer than is known of it."""
+    """The file imports what the operator came with, and no version in which it is another."""
     domain, least = view.profile.opset or ("", 0)
     found, where = view.model.opset_imports.get(domain), domain or "ai.onnx"
-    if found is not None and found > least > 0:
-        fix = f"import {where} {least}: a newer version of {view.operator.op} may be another operator"
+    if found is not None and found > least > 0 and (_since(view, domain, found) or least) > least:
+        fix = f"import {where} {least}: {view.operator.op} is another operator in the newer version"
         yield view.finding("opset-newer", where, found, least, fix)
     if found is None or found < least:
         fix = f"import {where} {least}; raise other operators with it"
         yield view.finding("opset", where, "absent" if found is None else found, f"{least} or newer", fix)
+
+
+def opset_notes(view: View) -> Iterator[Finding]:
+    """The file imports a version that is newer than what is known here."""
+    domain, least = view.profile.opset or ("", 0)
+    found = view.model.opset_imports.get(domain, 0)
+    if found > least > 0 and _since(view, domain, found) is None:
+        fix = f"look up whether {view.operator.op} has changed since {least}, or lint with a newer onnx"
+        known = f"{defs.onnx_opset_version()} at most"
+        told = f"the file imports ai.onnx {found}, the installed onnx knows {known}"
+        yield view.finding("opset-unchecked", "ai.onnx", told, known, fix)
+
+
+def _since(view: View, domain: str, version: int) -> int | None:
+    """The version that the operator is of where a file imports `version`; None where nobody here knows."""
+    if domain:
+        # Runtimes refuse a newer version of a domain of their own than they have.
+        return version
+    if version > defs.onnx_opset_version() or not defs.has(view.operator.op_type, version, ""):
+        return None
+    return defs.get_schema(view.operator.op_type, version, "").since_version
 
 
 def _heads(view: View, queries: int, states: int) -> Iterator[Finding]:

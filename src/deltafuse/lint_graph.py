@@ -9,6 +9,7 @@ import onnx
 from deltafuse.errors import DeltafuseError
 from deltafuse.external import external_tensors
 from deltafuse.functions import plain_domain
+from deltafuse.lint_names import meant
 from deltafuse.lint_view import Finding
 from deltafuse.targets import Profile
 from deltafuse.wire import Model, scan
@@ -35,6 +36,21 @@ def graph_findings(model: Model, profile: Profile) -> Iterator[Finding]:
         yield Finding("control-flow", name, "", op, "no control flow", fix)
     if profile.lint.own_data:
         yield from _shared_data(model)
+
+
+def function_notes(model: Model) -> Iterator[Finding]:
+    """Fused nodes in local functions that are called: without a call's types and sizes nothing can be said of them.
+
+    Args:
+        model: the file.
+    """
+    for function in _called(model) if model.functions else ():
+        for node in function.node:
+            domain = plain_domain(node.domain)
+            if meant(node.op_type, domain) and (domain, node.op_type) not in model.local_functions:
+                found = f"{node.op_type} in the local function {function.name}, which is not looked into"
+                name, fix = node.name or next(iter(node.output), ""), "inline it with onnx.inliner and lint the result"
+                yield Finding("in-function", f"{function.name}/{name}", "", found, "a node of the graph", fix)
 
 
 def _called(model: Model) -> list[onnx.FunctionProto]:

@@ -28,7 +28,9 @@ def limit_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
     for limit in (*view.profile.shared, *view.operator.limits):
         reason = limit.check(case)
         if reason is not None:
-            yield view.finding(reason.code, "", reason.text, limit.fact, "see `fuse targets`")
+            # A user's own limit need not say what to do.
+            again = f"fuse the unfused file again: {reason.fix}; " if reason.fix else ""
+            yield view.finding(reason.code, "", reason.what, limit.fact, f"{again}see `fuse targets`")
 
 
 def _per_channel(view: View, sizes: Mapping[str, int]) -> bool:

@@ -29,6 +29,8 @@ from deltafuse.lowering import Writer
 LINEAR_ATTENTION = "LinearAttention"
 MICROSOFT = "com.microsoft"
 _RULES = ("linear", "gated", "delta", "gated_delta")
+#: Attributes of the contrib operator alone, and their value in the form that both operators have.
+PLAIN = {"state_window": 0}
 _PORTS = ("query", "key", "value", "past_state", "decay", "beta")
 _SINGLE, _DOUBLE = int(TensorProto.FLOAT), int(TensorProto.DOUBLE)
 
@@ -83,7 +85,8 @@ def read_attention(node: NodeProto) -> Attention:
     rule = bytes(found.get("update_rule", b"gated_delta")).decode()
     heads = (int(found.get("q_num_heads", 0)), int(found.get("kv_num_heads", 0)))
     call = Attention(ports, outputs[0], outputs[1], *heads, rule, float(found.get("scale", 0.0)))
-    fault = _fault(call)
+    others = [f"its {name} is {found[name]}" for name, plain in PLAIN.items() if found.get(name, plain) != plain]
+    fault = ", ".join(others) or _fault(call)
     if fault:
         raise UserError(
             "attention-malformed",

@@ -27,8 +27,8 @@ ACTIVATIONS = ("none", "silu", "swish")
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 _SINGLE = int(TensorProto.FLOAT)
 _END = np.iinfo(np.int64).max
-#: Attributes of the contrib operator and what the plain form is for.
-_PLAIN = {"ndim": 1, "dilation": 1, "state_window": 0, "state_length": 0, "channels_last": 0}
+#: Attributes of the contrib operator alone, and their value in the form that both operators have.
+PLAIN = {"ndim": 1, "dilation": 1, "state_window": 0, "state_length": 0, "channels_last": 0}
 
 
 def is_causal_conv(op_type: str, domain: str) -> bool:
@@ -79,7 +79,7 @@ def _activation(node: NodeProto) -> str:
     found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     activation = bytes(found.get("activation", b"none")).decode(errors="replace")
     faults = [f"activation is {activation!r}"] if activation not in ACTIVATIONS else []
-    faults += [f"{name} is {found[name]}" for name, plain in _PLAIN.items() if found.get(name, plain) != plain]
+    faults += [f"{name} is {found[name]}" for name, plain in PLAIN.items() if found.get(name, plain) != plain]
     if len([name for name in node.input[:2] if name]) < len(("input", "weight")):
         faults.append("input or weight is missing")
     if faults:

@@ -35,8 +35,9 @@ class Notes:
             match: the site.
             pins: axes that become one size, see `deltafuse.match.Plan`.
         """
-        apart = _size_notes(match, {(value, axis) for value, axis, _ in pins})
-        return (*_range_notes(match), *_overflow_notes(match), *self._mask_notes(match), *apart)
+        pinned = {(value, axis) for value, axis, _ in pins}
+        apart = _size_notes(match, pinned)
+        return (*_range_notes(match, pinned), *_overflow_notes(match), *self._mask_notes(match), *apart)
 
     def _mask_notes(self, match: Match) -> Iterable[str]:
         if match.final_state is None or match.dims.tokens == 1:
@@ -89,7 +90,7 @@ def _size_notes(match: Match, pinned: Collection[tuple[int, int]]) -> Iterable[s
             yield _APART.format(what=what, sizes=shown)
 
 
-def _range_notes(match: Match) -> Iterable[str]:
+def _range_notes(match: Match, pinned: Collection[tuple[int, int]]) -> Iterable[str]:
     valid = match.valid_tokens
     if valid is None or isinstance(match.dims.tokens, int) or (valid.below is None and valid.above is None):
         return
@@ -99,5 +100,7 @@ def _range_notes(match: Match) -> Iterable[str]:
         for end, where in ((valid.below, "below"), (valid.above, "above"))
         if end is not None
     ]
-    fused = "fixed to it" if valid.low == valid.high else "right beyond"
+    axes = [(role.value, axis, of) for role in match.operands() for axis, of in enumerate(layouts.axes(role.layout))]
+    fixed = any((value, axis) in pinned for value, axis, letters in axes if "T" in letters)
+    fused = "fixed to it" if fixed else "right beyond"
     yield f"valid_tokens: the unfused graph is the rule for {span} and {' and '.join(ends)}; the fused node is {fused}"

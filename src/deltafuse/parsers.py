@@ -86,7 +86,8 @@ def _add_search(parser: argparse.ArgumentParser, *, detail: bool = False) -> Non
     add("--pin", dest="pins", action="append", type=pin, default=[], metavar="SYMBOL=N", help="fix a further axis")
     batch = "how many sequences the output takes, where the target fixes it (default: %(default)s)"
     add("--batch", type=count, default=1, metavar="N", help=batch)
-    add("--allow-bf16-to-fp16", action="store_true", help="accept float16 where the model has bfloat16")
+    loss = "accept float16 where the model has bfloat16, for targets that refuse it"
+    add("--allow-bf16-to-fp16", action="store_true", help=loss)
     limit = "limit of the run up to the writing (%(default)g)"
     add("--timeout", type=seconds, default=DEFAULT_TIMEOUT, metavar="SECONDS", help=limit)
 

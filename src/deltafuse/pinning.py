@@ -25,7 +25,7 @@ TEXTS.update(
         "pin-static": "axis {axis} of {value!r} must be {size} but is the fixed size {found}; export the model with "
         "{size}, or with a dynamic axis there",
         "pin-disagree": "the axis {symbol!r} must be {size} and {other} at once ({value!r}); fuse fewer sites with "
-        "--sites, or drop the --pin that asks for it",
+        "--sites, or drop the --pin that asks for it; give a number of sequences with --batch",
         "pin-bound": "the axis {symbol!r} must be {size} but node {node!r} ({op}) needs it to be {found}; export the "
         "model again with {size}",
         "pin-expression": "axis {axis} of {value!r} has the size {found}, which being {size} fixes no single axis; "

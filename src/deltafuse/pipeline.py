@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from deltafuse.children import Early
 from deltafuse.choosing import Chosen, of_options
 from deltafuse.clock import Clock
 from deltafuse.drafting import Draft
-from deltafuse.emitted import prove_emitted
+from deltafuse.emitted import prove_emitted, without_names
 from deltafuse.enclosed import Enclosed
 from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
@@ -216,24 +216,24 @@ def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: _Found) -> tu
         for one, (_, first), (_, others) in zip(graphs, proven, expressions, strict=True)
         for report in (*first, *others)
     ]
-    return drafting.draft(scopes, outlined, plans, reports)
+    return drafting.draft(chosen, scopes, outlined, plans, reports)
 
 
 def _prove_plans(
     chosen: Chosen, worker: Worker, searched: Searched, planned: Sequence[Plan | SiteReport]
 ) -> tuple[list[Plan], list[SiteReport]]:
-    """Proves what is to be written, once for each class of sites and operator."""
+    """Proves what is to be written, once for each class of sites and the nodes that are emitted for it."""
     plans: list[Plan] = []
     reports: list[SiteReport] = []
-    options, errors = chosen.options, dict[tuple[bytes, str, str], float | Reason]()
-    opset = searched.scope.model.opset_imports.get("", 17)
+    errors = dict[tuple[bytes, str, Hashable], float | Reason]()
+    options, opset = chosen.options, searched.scope.model.opset_imports.get("", 17)
     notes_on = Notes(searched.scope.model)
     for plan in planned:
         if isinstance(plan, SiteReport):
             reports.append(plan)
             continue
         match, target = plan.match, chosen.target_of(plan.match.name)
-        key = (match.class_key, plan.op, f"{target.name} {target.file}")
+        key = (match.class_key, f"{target.name} {target.file}", without_names(plan))
         if key not in errors:
             trial, tokens = searched.trials[match.class_key], pinned_tokens(options, match.dims.tokens)
             errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch, target.file)

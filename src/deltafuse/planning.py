@@ -14,7 +14,7 @@ from deltafuse.opset import LEAST
 from deltafuse.options import FuseOptions
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.sites import Site
-from deltafuse.targets.base import Target, TargetOptions
+from deltafuse.targets.base import Target, target_options
 
 TEXTS.update(
     {
@@ -87,9 +87,7 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
         return SiteReport(site.name, "match", site, None, left_out(option, site.form), site.notes, len(site.nodes))
     plan = Reason("opset-old", {"opset": opset, "least": LEAST}) if opset < LEAST else _out_of_range(options, site)
     if plan is None:
-        literal = pinned_tokens(options, site.dims.tokens)
-        chosen = (options.op, options.allow_bf16_to_fp16, options.pin, literal, options.boundary, options.signature)
-        plan = target.plan(site, TargetOptions(*chosen, opset, options.batch))
+        plan = target.plan(site, target_options(options, pinned_tokens(options, site.dims.tokens), opset))
     if site.one_sequence and isinstance(plan, Plan) and (options.batch > 1 or not plan.pins):
         plan = Reason("batch-one-only")
     if isinstance(plan, Reason):

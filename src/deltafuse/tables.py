@@ -154,14 +154,16 @@ def print_lint(report: LintReport, screen: Console) -> None:
         where = f"{finding.node}, {finding.part}" if finding.part else finding.node
         screen.print(f"{finding.code}: {where}: found {finding.found}; wanted {finding.wanted}; {finding.fix}")
     for note in report.notes:
-        screen.print(f"note, {note.node}: {note.found}")
+        more = "" if note.fix.startswith("nothing") else f"; {note.fix}"
+        screen.print(f"note, {note.node}: {note.found}{more}")
     if report.lowered and not report.nodes:
         told = f"{report.model} was written by fuse lower and holds no fused node"
         screen.print(f"{told}: give the fused file that it was made from")
-    elif not report.nodes:
-        told = f"{report.model} holds no fused node of {' or '.join(report.targets)}"
-        screen.print(f"{told}: give the file that fuse wrote, or with --target the target that it was written for")
-    counted = f"{number(report.nodes, 'fused node')} against {', '.join(report.targets)}"
+    elif not report.nodes and not report.notes:
+        told = f"{report.model} holds no fused node of {' or '.join(report.targets) or 'any target'}"
+        other = ", or with --target the target that it was written for" if report.targets else ""
+        screen.print(f"{told}: give the file that fuse wrote{other}")
+    counted = f"{number(report.nodes, 'fused node')} against {', '.join(report.targets) or 'any target'}"
     found = number(len(report.findings), "finding") if report.findings else "no findings"
     screen.print(f"{counted}: {found}, {number(len(report.notes), 'note')}")
 

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from deltafuse.dims import Dim
 from deltafuse.match import Match, Plan
-from deltafuse.options import Boundary, Operator
+from deltafuse.options import Boundary, FuseOptions, Operator
 from deltafuse.reasons import Reason
 
 #: Float types that kernels have.
@@ -53,6 +53,18 @@ class TargetOptions:
     signature: str | None = None
     opset: int = 17
     batch: int = 1
+
+
+def target_options(options: FuseOptions, tokens: int | None = None, opset: int = TargetOptions.opset) -> TargetOptions:
+    """What of a run's options a target looks at.
+
+    Args:
+        options: of the run.
+        tokens: see `TargetOptions`.
+        opset: see there.
+    """
+    chosen = (options.op, options.allow_bf16_to_fp16, options.pin, tokens, options.boundary, options.signature)
+    return TargetOptions(*chosen, opset, options.batch)
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,12 @@ class Limit:
     mark: str
     fact: str
     check: Callable[[Case], Reason | None]
+
+
+def broken(limits: tuple[Limit, ...], case: Case) -> Reason | None:
+    """The first limit that a case is beyond."""
+    reasons = (limit.check(case) for limit in limits)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 class Target(Protocol):

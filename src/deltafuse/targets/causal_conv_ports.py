@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from onnx import AttributeProto
 
-from deltafuse.lowering_conv import CAUSAL_CONV
+from deltafuse.lowering_conv import CAUSAL_CONV, PLAIN
 from deltafuse.targets.profile import AttributeRule, Operator, Port
 
 INPUTS = (
@@ -19,11 +19,14 @@ INPUTS = (
 )
 OUTPUTS = (Port("output", "BCT", "y"), Port("present_state", "BCS", "present_state"))
 ACTIVATION = AttributeRule("activation", int(AttributeProto.STRING), required=False)
-#: Axes of convolution; only the contrib operator has more than one.
-AXES = AttributeRule("ndim", int(AttributeProto.INT), 1, required=False)
+#: What the contrib operator may have beyond the standard's: in other forms it is not known here.
+CONTRIB = tuple(
+    AttributeRule(name, int(AttributeProto.INT), value, required=False, written=name == "ndim")
+    for name, value in PLAIN.items()
+)
 
 
 def operator(domain: str, signature: str) -> Operator:
     """CausalConvWithState of one domain."""
-    attributes = (AXES, ACTIVATION) if domain else (ACTIVATION,)
+    attributes = (*CONTRIB, ACTIVATION) if domain else (ACTIVATION,)
     return Operator(CAUSAL_CONV, "", signature, CAUSAL_CONV, domain, INPUTS, OUTPUTS, attributes)

@@ -15,7 +15,7 @@ from deltafuse.match import Match, Norm, Plan, Role
 from deltafuse.targets.base import FLOATS, Case, boundary_notes
 from deltafuse.targets.emit import Attribute, Emitter, annotate, custom_properties, operand, properties, result
 from deltafuse.targets.layout import Sizes, moves
-from deltafuse.targets.profile import FLOAT, FLOAT16, Operator
+from deltafuse.targets.profile import FLOAT, Operator
 
 LINEAR_ATTENTION = "LinearAttention"
 _PACKED, _PLAIN = "BT(HD)", "BTHD"
@@ -158,7 +158,7 @@ def _value_info(
 
 def _notes(match: Match, case: Case) -> tuple[str, ...]:
     roles = {"query": match.query, "key": match.key, "value": match.value, "g": match.g, "beta": match.beta}
-    kept = (case.boundary, FLOAT16) if case.boundary != FLOAT else (*FLOATS,)
+    kept = (case.boundary,) if case.boundary != FLOAT else (*FLOATS,)
     rounded = {case.boundary: [name for name, role in roles.items() if role and role.dtype not in kept]}
     # States have a type of their own; without a first one the last one says in which they are computed.
     states = {"state": match.state} if match.state else {"final_state": match.final_state}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnx import AttributeProto
 
+from deltafuse.lowering_attention import LINEAR_ATTENTION, PLAIN
 from deltafuse.targets.profile import BFLOAT16, FLOAT, FLOAT16, AttributeRule, Operator, Port
 
 _INT = int(AttributeProto.INT)
@@ -23,12 +24,16 @@ ATTRIBUTES = (
     AttributeRule("kv_num_heads", _INT),
     # "gated_delta", or "delta" where there is no decay.
     AttributeRule("update_rule", int(AttributeProto.STRING), required=False),
-    AttributeRule("scale", int(AttributeProto.FLOAT)),
+    # 1/sqrt of the key head size without it.
+    AttributeRule("scale", int(AttributeProto.FLOAT), required=False),
     # A tuning hint; it does not change the result.
     AttributeRule("chunk_size", _INT, required=False, written=False),
 )
+#: What the contrib operator may have beyond the standard's: in other forms it is not known here.
+CONTRIB = tuple(AttributeRule(name, _INT, value, required=False, written=False) for name, value in PLAIN.items())
 
 
 def operator(domain: str, signature: str) -> Operator:
     """LinearAttention of one domain."""
-    return Operator("LinearAttention", "", signature, "LinearAttention", domain, INPUTS, OUTPUTS, ATTRIBUTES)
+    attributes = (*ATTRIBUTES, *CONTRIB) if domain else ATTRIBUTES
+    return Operator(LINEAR_ATTENTION, "", signature, LINEAR_ATTENTION, domain, INPUTS, OUTPUTS, attributes)

@@ -12,6 +12,8 @@ from onnx import defs
 
 from deltafuse.errors import UserError
 from deltafuse.kinds import misfits
+from deltafuse.lowering_attention import LINEAR_ATTENTION
+from deltafuse.lowering_conv import CAUSAL_CONV
 from deltafuse.match import Match, Plan
 from deltafuse.opset import LINEAR_ATTENTION_OPSET
 from deltafuse.reasons import TEXTS, Reason
@@ -67,14 +69,34 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
             yield f"PROFILE.boundaries[{index}]", f"{dtype} is none of {known}"
     for index, limit in enumerate(profile.shared):
         yield from _limit_faults(f"PROFILE.shared[{index}]", limit)
-    domain, version = profile.opset or ("", 1)
     for index, operator in enumerate(profile.operators):
         yield from _operator_faults(f"PROFILE.operators[{index}]", operator)
-        if operator.domain not in ("", domain):
-            yield f"PROFILE.operators[{index}].domain", f"PROFILE.opset does not import {operator.domain}"
+    yield from _opset_faults(profile)
+
+
+def _opset_faults(profile: Profile) -> Iterator[tuple[str, str]]:
+    """An opset import that no file can have, or that does not bring an operator with it."""
+    domain, version = profile.opset or ("", 1)
     newest = max(LINEAR_ATTENTION_OPSET, defs.onnx_opset_version())
-    if version < 1 or (domain in ("", "ai.onnx") and version > newest):
+    if version < 1 or (not domain and version > newest):
         yield "PROFILE.opset", f"{version} is no version that is known of {domain or 'ai.onnx'}"
+    if domain == "ai.onnx":
+        yield "PROFILE.opset", "the domain of ONNX itself is written as an empty text"
+    for kind, operators in (("operators", profile.operators), ("others", profile.others)):
+        for index, operator in enumerate(operators):
+            missing = _not_imported(operator, profile.opset)
+            if missing:
+                yield f"PROFILE.{kind}[{index}].domain", f"PROFILE.opset does not import {missing}"
+
+
+def _not_imported(operator: Operator, opset: tuple[str, int] | None) -> str:
+    """What a file must import for an operator and a target does not, "" where nothing is missing."""
+    domain, version = opset or ("", 0)
+    if operator.domain:
+        return "" if operator.domain == domain else operator.domain
+    standard = operator.op_type in (LINEAR_ATTENTION, CAUSAL_CONV)
+    lacks = standard and (domain or version < LINEAR_ATTENTION_OPSET)
+    return f"ai.onnx {LINEAR_ATTENTION_OPSET}, which has {operator.op_type}" if lacks else ""
 
 
 def _operator_faults(place: str, operator: Operator) -> Iterator[tuple[str, str]]:

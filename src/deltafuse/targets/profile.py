@@ -11,7 +11,7 @@ from onnx import TensorProto
 from deltafuse.errors import UserError
 from deltafuse.match import Match, Plan, Role
 from deltafuse.reasons import Reason
-from deltafuse.targets.base import Case, Limit, TargetOptions
+from deltafuse.targets.base import Case, Limit, TargetOptions, broken
 from deltafuse.targets.emit import Attribute
 
 FLOAT, FLOAT16, BFLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)
@@ -196,14 +196,28 @@ class Profile:
         Raises:
             UserError: ``option``: an option names what this target does not have.
         """
-        if options.batch != 1 and not self.fixes_batch:
-            raise UserError("option", f"target {self.name} leaves the batch as it is in the model; leave --batch out")
+        self.check(options)
         operator = self._operator(match, options)
         if isinstance(operator, Reason):
             return operator
         case = self.case(match, options)
         plan = self.emit(match, operator, case)
         return replace(plan, notes=(*plan.notes, *self._passed_over(operator, case)))
+
+    def check(self, options: TargetOptions) -> None:
+        """Refuses options that this target does not take, whatever the site.
+
+        Raises:
+            UserError: ``option``.
+        """
+        if options.batch != 1 and not self.fixes_batch:
+            raise UserError("option", f"target {self.name} leaves the batch as it is in the model; leave --batch out")
+        if options.allow_bf16_to_fp16 and all(limit.code != "bf16-boundary" for limit in self.limits):
+            raise UserError("option", f"target {self.name} has no limit that --allow-bf16-to-fp16 lifts; leave it out")
+        if options.boundary is not None and BOUNDARIES[options.boundary] not in self.boundaries:
+            known = ", ".join(name for name, dtype in BOUNDARIES.items() if dtype in self.boundaries)
+            raise UserError("option", f"target {self.name} takes no {options.boundary}; give --boundary {known}")
+        self.candidates(options)
 
     def _passed_over(self, chosen: Operator, case: Case) -> Iterator[str]:
         """That a preferred operator is not taken for the number of sequences alone."""
@@ -265,17 +279,7 @@ class Profile:
     def _boundary(self, match: Match, options: TargetOptions) -> int:
         if options.boundary is None:
             return match.value.dtype if match.value.dtype in self.boundaries else self.boundaries[0]
-        wanted = BOUNDARIES[options.boundary]
-        if wanted not in self.boundaries:
-            known = ", ".join(name for name, dtype in BOUNDARIES.items() if dtype in self.boundaries)
-            raise UserError("option", f"target {self.name} takes no {options.boundary}; give --boundary {known}")
-        return wanted
-
-
-def broken(limits: tuple[Limit, ...], case: Case) -> Reason | None:
-    """The first limit that a case is beyond."""
-    reasons = (limit.check(case) for limit in limits)
-    return next((reason for reason in reasons if reason is not None), None)
+        return BOUNDARIES[options.boundary]
 
 
 def literal_tokens(match: Match, options: TargetOptions) -> int | None:

@@ -44,6 +44,15 @@ class Settings:
     signature: str | None = None
     allow_bf16_to_fp16: bool = False
 
+    def options(self, opset: int) -> TargetOptions:
+        """The same for a target; nothing is pinned.
+
+        Args:
+            opset: of ONNX, that the exporter writes.
+        """
+        chosen = (self.op, self.allow_bf16_to_fp16, False, None, self.boundary, self.signature)
+        return TargetOptions(*chosen, opset)
+
 
 #: What `deltafuse.torch.use_custom_gated_delta_rule` says while it is open, else None.
 SETTINGS: ContextVar[Settings | None] = ContextVar("deltafuse_torch_settings", default=None)
@@ -107,10 +116,7 @@ def plan(call: Call, operands: Mapping[str, Operand], inverse: str, opset: int) 
             f"target {profile.name} takes one sequence and the batch is {found}: trace with batch 1, leave the batch "
             "axis out of the dynamic axes, and trace those that are dynamic with other sizes than 1",
         )
-    options = TargetOptions(
-        settings.op, settings.allow_bf16_to_fp16, False, None, settings.boundary, settings.signature, opset
-    )
-    planned = profile.plan(match, options)
+    planned = profile.plan(match, settings.options(opset))
     if isinstance(planned, Reason):
         raise UserError(planned.code, f"target {profile.name} cannot take this call: {planned.text}")
     return planned

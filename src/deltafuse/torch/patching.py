@@ -61,8 +61,8 @@ def use_custom_gated_delta_rule(
         The table of `deltafuse.torch.translations`, which an export by way of torch.export needs.
 
     Raises:
-        UserError: ``unknown-target``; ``no-rule-function``: the model holds none of the functions; the code of the
-            limit that a call of the model is beyond.
+        UserError: ``unknown-target``; ``option``: the target does not take one; ``no-rule-function``: the model holds
+            none of the functions; the code of the limit that a call of the model is beyond.
     """
     settings = Settings(target, op, boundary, signature, allow_bf16_to_fp16)
     table = translations(target, op, boundary=boundary, signature=signature, allow_bf16_to_fp16=allow_bf16_to_fp16)

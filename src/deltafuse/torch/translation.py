@@ -78,11 +78,11 @@ def translations(
         allow_bf16_to_fp16: accept the smaller range where a bfloat16 model meets a float16 kernel.
 
     Raises:
-        UserError: ``unknown-target``. In an export, where a call is beyond a limit of the target: the exporter wraps it
-            into errors of its own, whose cause it is.
+        UserError: ``unknown-target``; ``option``: the target does not take one. In an export, where a call is beyond a
+            limit of the target: the exporter wraps it into errors of its own, whose cause it is.
     """
-    targets.get(target)
     settings = Settings(target, op, boundary, signature, allow_bf16_to_fp16)
+    targets.get(target).check(settings.options(_OPSET))
     return {operator: _translation(form, settings) for form, operator in OPERATORS.items()}
 
 
