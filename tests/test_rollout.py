@@ -289,7 +289,7 @@ def test_a_wider_conv_state_gives_its_last_columns_and_another_type_is_cast(plai
 
     rollout = same_as_stacked(plain, edited(PREFILL, change), fused(DECODE), [])
     assert rollout.fitted == (
-        "present_conv_states -> past_conv_states: the last 4 of 8 columns of axis 3 are kept",
+        "present_conv_states -> past_conv_states: kept the last 4 of 8 columns of axis 3",
         "present_conv_states -> past_conv_states: cast from float64 to float32",
     )
 
@@ -345,7 +345,7 @@ def test_a_cache_of_fixed_size_is_filled(fused, edited, saved):
     found = task(fused(PREFILL), decode, 6, prompt=prompt)
     assert (found.exit, found.task.rollout.tokens) == (0, plain.tokens)
     assert found.task.rollout.fitted == (
-        "present_kv_cache -> past_kv_cache: 20 entries of axis 3 lie in a cache of 40, zeros behind them",
+        "present_kv_cache -> past_kv_cache: put 20 entries of axis 3 into a cache of 40, zeros behind",
     )
     error = refused(fused(PREFILL), decode, 21, prompt=prompt)
     assert (error.code, "--rollout 20 or less" in str(error)) == ("cache-full", True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from deltafuse.errors import UserError
 from deltafuse.states import How, Link
+from deltafuse.wording import number
 
 #: Words that say on which side of a run a state is, or nothing.
 _SIDES = frozenset({
@@ -96,7 +97,7 @@ def _misfit(how: How, sources: Sequence[State], targets: Sequence[State]) -> str
         many, (stack,) = (sources, targets) if how == "stack" else (targets, sources)
         layers = None if stack.shape is None else (*stack.shape, None)[0]
         if layers not in (None, len(many)):
-            return f"{_shown(stack)} has {layers} layers, and {len(many)} are named"
+            return f"{_shown(stack)} has {number(layers, 'layer')}, and --map names {len(many)}"
         inner = State(stack.name, None if stack.shape is None else stack.shape[1:])
         pairs = [(one, inner) for one in many]
     else:
@@ -105,7 +106,7 @@ def _misfit(how: How, sources: Sequence[State], targets: Sequence[State]) -> str
         if one.shape is None or other.shape is None:
             continue
         if len(one.shape) != len(other.shape):
-            return f"{_shown(one)} has {len(one.shape)} axes and {_shown(other)} {len(other.shape)}"
+            return f"{_shown(one)} has {number(len(one.shape), 'axis')} and {_shown(other)} {len(other.shape)}"
         for axis, (a, b) in enumerate(zip(one.shape[:-2], other.shape[:-2], strict=True)):
             if None not in (a, b) and a != b:
                 return f"axis {axis} of {_shown(one)} is not that of {_shown(other)}"

@@ -16,11 +16,11 @@ __all__ = ["UNRELATED", "foreign_record", "unrelated"]
 UNRELATED = "unrelated-files"
 TEXTS.update(
     {
-        "unrelated-files": "{fused} was not made from {unfused}: {nodes} of its {kept} nodes that no fuse wrote, "
+        "unrelated-files": "{fused} was not made from {unfused}: {nodes} of its {kept:# node} that no fuse wrote, "
         "{inputs} and {outputs} are the same in both{recorded}; give the file that it was made from in place of "
         "{unfused}, or fuse {unfused} and give what that writes",
         "record-of-another": "the record in {fused} is of another pair of files (its original has the sha256 "
-        "{recorded}): of the {count} nodes that it tells of {fused} has {held}; fuse {unfused} again, since nothing "
+        "{recorded}): of the {count:# node} that it tells of {fused} has {held}; fuse {unfused} again, since nothing "
         "can be rolled back by this record",
     }
 )
