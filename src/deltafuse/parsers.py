@@ -131,7 +131,7 @@ def inspect_parser() -> Parser:
     tables = parser.add_argument_group(
         "tables of any model",
         "Given after MODEL. No site is looked for then, unless --sites, --extract or --html asks for it.\n"
-        f"--op has two meanings: {forced} is forced where that is legal, as in the plain form, and\n"
+        f"--op has two meanings: {forced} is forced where that is legal, as in the plain form, and "
         "makes no table; any other name is an operator whose nodes are listed.",
     )
     text = "list the {} whose name matches (all if left out)"
@@ -147,7 +147,8 @@ def verify_parser() -> Parser:
     """``fuse verify UNFUSED FUSED``, and the graphs of a pair."""
     usage = (
         "fuse verify UNFUSED FUSED [options]\n"
-        "       fuse verify --prefill UNFUSED FUSED --decode UNFUSED FUSED --rollout N [--prompt NPY] [options]"
+        "       fuse verify --prefill UNFUSED FUSED --decode UNFUSED FUSED --rollout N\n"
+        "                   [--prompt NPY] [options]"
     )
     text = "Compare each fused site with the nodes it replaced, both whole models, and what they say token by token."
     parser = parser_of("fuse verify", usage, text, EXITS)
