@@ -103,7 +103,8 @@ def plain_parser() -> Parser:
     add("--op", choices=get_args(Operator), help="force this operator where it is legal")
     add("--record", choices=get_args(RecordMode), default="embed", help="where the patch for rollback goes (embed)")
     _add_data(parser)
-    add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
+    going = "write what can be fused although other sites are refused, or other models of a folder cannot be read"
+    add("--keep-going", action="store_true", help=going)
     add("--strict", action="store_true", help="treat a note as a refusal")
     add("--dry-run", action="store_true", help="do everything but write the model")
     _add_page(parser)
