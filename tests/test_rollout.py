@@ -250,13 +250,16 @@ def test_what_is_ambiguous_is_asked_for(plain, fused, edited):
     assert wrong.task.rollout.tokens != plain
 
 
-def test_a_state_that_is_missing_is_asked_for(fused, edited):
+def test_a_state_that_a_graph_does_not_give_is_named(fused, edited):
     def change(graph):
         graph.output.remove(next(info for info in graph.output if info.name == "present_kv_cache"))
 
-    error = refused(edited(PREFILL, change), fused(DECODE))
-    assert error.code == "state-missing"
-    assert "--map OUTPUT=past_kv_cache" in str(error)
+    pairs = {"prefill": (edited(PREFILL, change), fused(DECODE)), "decode": (fused(PREFILL), edited(DECODE, change))}
+    for giver, pair in pairs.items():
+        error = refused(*pair)
+        assert error.code == "state-missing"
+        assert str(error).startswith(f"{giver} has no output for the state past_kv_cache [")
+        assert "--map" not in str(error)
 
 
 def test_a_map_of_unknown_names_is_told(fused):

@@ -45,6 +45,13 @@ def test_an_equal_name_of_other_sizes_is_no_pair():
         pairs([state("present_x", 2, 3, 4)], [state("past_x", 5, 6, 7)])
     assert error.value.code == "state-missing"
     assert "past_x [5, 6, 7]" in str(error.value)
+    assert "not taken yet: present_x. Say which it is with --map OUTPUT=past_x" in str(error.value)
+
+
+def test_where_no_output_is_left_none_is_asked_for():
+    with pytest.raises(UserError, match=r"^decode has no output for the state past_x \[5\] that") as error:
+        pairs([], [state("past_x", 5)])
+    assert error.value.code == "state-missing"
 
 
 def test_layers_are_stacked_in_the_order_of_their_numbers():

@@ -38,7 +38,12 @@ class State:
 
 
 def pair_states(
-    outputs: Sequence[State], inputs: Sequence[State], maps: Sequence[tuple[str, str]], *, needed: Iterable[str]
+    outputs: Sequence[State],
+    inputs: Sequence[State],
+    maps: Sequence[tuple[str, str]],
+    *,
+    needed: Iterable[str],
+    giver: str = "decode",
 ) -> tuple[Link, ...]:
     """Which output becomes which input.
 
@@ -47,6 +52,7 @@ def pair_states(
         inputs: what may be one of the graph that runs next.
         maps: what the user says, as (outputs, inputs), several names parted by commas.
         needed: inputs that must come from somewhere.
+        giver: what to call the graph that ran.
 
     Raises:
         UserError: ``state-ambiguous``, ``state-missing``, ``unknown-state``; each with what to paste.
@@ -59,7 +65,7 @@ def pair_states(
     sources, targets = _open(outputs, inputs, links)
     missing = [state for state in targets if state.name in wanted]
     if missing:
-        raise _missing(missing[0], sources)
+        raise _missing(missing[0], sources, giver)
     order = {state.name: index for index, state in enumerate(inputs)}
     return tuple(sorted(links, key=lambda link: order[link.targets[0]]))
 
@@ -231,8 +237,14 @@ def _grouped(states: Sequence[State], key: Callable[[str], tuple[str, ...]]) -> 
     return groups
 
 
-def _missing(target: State, sources: Sequence[State]) -> UserError:
-    left = ", ".join(state.name for state in sources) or "none is left"
+def _missing(target: State, sources: Sequence[State], giver: str) -> UserError:
+    if not sources:
+        return UserError(
+            "state-missing",
+            f"{giver} has no output for the state {_shown(target)} that decode takes: export it with the output that "
+            "hands this state on",
+        )
+    left = ", ".join(state.name for state in sources)
     return UserError(
         "state-missing",
         f"no output is the state {_shown(target)} that decode takes; the outputs that are not taken yet: {left}. "
