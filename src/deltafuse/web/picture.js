@@ -186,7 +186,7 @@ function pictureView(title, picture, names) {
   ];
   const inside = el("div", { class: "inside" }, el("p", { class: "soft" }, said.join(" ")), controls, pane, told, list);
   const drawn = `${(nodes - hidden).toLocaleString("en")} of ${count(nodes, "node")} drawn`;
-  const summary = `${title}: ${drawn}, in ${count(picture.boxes.length, "box").replace(/boxs$/, "boxes")} with operands and results`;
+  const summary = `${title}: ${drawn}, in ${picture.boxes.length.toLocaleString("en")} boxes with operands and results`;
   let opened = false;
   return el("details", { class: "picture", ontoggle: (event) => {
     if (opened || !event.target.open) return;
