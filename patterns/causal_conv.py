@@ -175,11 +175,12 @@ _TEXTS = {
     "shift the window by a token, if a causal convolution is meant",
     "causal-conv-unpadded": "in front of {value} there are neither zeros nor a state: the first tokens have no "
     "result; pad it with zeros on the left or join the state in front, one token less than the kernel is long",
-    "causal-conv-groups": "the convolution {value} has {group} groups for {channels} channels and {results} results: "
-    "CausalConvWithState takes each channel by itself; leave it as a Conv, or give it a group a channel in the model",
-    "causal-conv-stride": "the convolution {value} moves on by {step} tokens: CausalConvWithState by one; leave it as "
-    "a Conv, or use stride 1 in the model",
-    "causal-conv-dilation": "the taps of {value} are {step} tokens apart: those of CausalConvWithState are "
+    "causal-conv-groups": "the convolution {value} has {group:# group} for {channels:# channel} and "
+    "{results:# result}: CausalConvWithState takes each channel by itself; leave it as a Conv, or give it a group a "
+    "channel in the model",
+    "causal-conv-stride": "the convolution {value} moves on by {step:# token}: CausalConvWithState by one; leave it "
+    "as a Conv, or use stride 1 in the model",
+    "causal-conv-dilation": "the taps of {value} are {step:# token} apart: those of CausalConvWithState are "
     "neighbours; leave it as a Conv, or use dilation 1 in the model",
     "causal-conv-auto-pad": "the convolution {value} pads by auto_pad {padding}; write the zeros as pads",
     "causal-conv-target": f"target {{target}} has no {CAUSAL_CONV}; leave this rule out of --rules",

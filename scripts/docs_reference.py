@@ -14,7 +14,7 @@ from docs_text import cell, code, table
 
 _DTYPES = {dtype: name for name, dtype in BOUNDARIES.items()} | {6: "i32"}
 #: How wide a help text is.
-_WIDTH = "100"
+_WIDTH = "80"
 
 
 def commands() -> str:

@@ -17,6 +17,7 @@ from deltafuse import pipeline
 from deltafuse.cli import REPORT_TO, main
 from deltafuse.errors import InternalError
 from deltafuse.options import FuseOptions
+from deltafuse.parsers import PARSERS, plain_parser
 from exports import export
 
 Fuse = Callable[..., Outcome]
@@ -401,6 +402,16 @@ def test_help_exits_0_and_lists_commands_and_exit_codes(capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     for word in ("inspect", "verify", "rollback", "demo", "targets", "patterns", "exit codes:"):
         assert word in text
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+@pytest.mark.parametrize("command", ["", *PARSERS])
+def test_no_line_of_a_help_is_wider_than_80_columns(
+    monkeypatch: pytest.MonkeyPatch, command: str, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    parser = PARSERS[command]() if command else plain_parser()
+    assert [line for line in parser.format_help().splitlines() if len(line) > 80] == []
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

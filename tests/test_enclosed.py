@@ -309,6 +309,20 @@ def test_verify_sees_what_is_wrong_inside_a_body(tmp_path: Path) -> None:
     assert (found.exit, [site.verdict for site in found.sites]) == (5, ["differs"])
 
 
+def test_verify_sees_the_sites_of_a_body_whose_if_reads_another_condition(tmp_path: Path) -> None:
+    path, fused = graphs.save(bodied.chosen(), tmp_path), tmp_path / "fused.onnx"
+    assert graphs.fuse(path, fused, target="ort").exit == 0
+    model = onnx.load(fused)
+    held = next(index for index, node in enumerate(model.graph.node) if node.op_type == "If")
+    model.graph.node.insert(held, helper.make_node("Not", [model.graph.node[held].input[0]], ["turned"]))
+    model.graph.node[held + 1].input[0] = "turned"
+    onnx.save(model, tmp_path / "turned.onnx")
+    found = verify(path, tmp_path / "turned.onnx", level="site")
+    assert (found.exit, [site.verdict for site in found.sites]) == (5, ["equal"])
+    assert "changed-outside" in {finding.code for finding in found.findings}
+    assert [note for note in found.notes if "no fused site" in note] == []
+
+
 def test_verify_sees_an_edit_beside_a_site_inside_a_body(tmp_path: Path) -> None:
     path, fused = graphs.save(bodied.decoding(), tmp_path), tmp_path / "fused.onnx"
     assert graphs.fuse(path, fused, target="ort").exit == 0

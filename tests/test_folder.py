@@ -188,7 +188,8 @@ def test_keep_going_writes_the_others(fuse, with_a_refusal, tmp_path):
     ("exits", "fits", "plain", "kept"),
     [
         ((0,), True, 0, 0), ((0, 3), True, 0, 0), ((3, 3), True, 3, 3), ((0, 4), True, 4, 0), ((3, 4), True, 4, 4),
-        ((0, 3), False, 4, 0), ((0, 3, 4), False, 4, 0), ((3,), False, 3, 3),
+        ((0, 3), False, 4, 0), ((0, 3, 4), False, 4, 0), ((3,), False, 3, 3), ((0, 1), True, 1, 1),
+        ((1, 3), True, 1, 1), ((1, 4), False, 1, 1),
     ],
 )  # fmt: skip
 def test_the_exit_of_a_folder_follows_from_those_of_its_models(exits, fits, plain, kept):
@@ -279,6 +280,79 @@ def test_an_error_names_the_model_and_leaves_nothing(fuse, exported, tmp_path):
     assert (done.exit, done.document["error"]["code"]) == (1, "not-onnx")
     assert "vision/model.onnx" in done.document["error"]["text"]
     assert left_behind(tmp_path) == ["in"]
+
+
+@pytest.fixture
+def with_broken_files(exported, tmp_path):
+    """A folder with a file that is no model, and one that was cut short."""
+    source = copy(exported, tmp_path / "in")
+    (source / "vision/model.onnx").write_bytes(b"no model")
+    (source / "other").mkdir()
+    (source / "other/model.onnx").write_bytes((source / "decode/model.onnx").read_bytes()[:5000])
+    return source
+
+
+BROKEN = {"other/model.onnx": "truncated", "vision/model.onnx": "not-onnx"}
+
+
+def test_a_file_that_is_no_model_is_a_row_and_the_others_are_looked_at(fuse, with_broken_files, tmp_path):
+    for arguments in (with_broken_files, "-o", tmp_path / "out"), ("inspect", with_broken_files):
+        done = fuse(*arguments)
+        assert done.exit == 1
+        assert [line.split()[:3] for line in done.out.splitlines()[1:5]] == [
+            ["decode/model.onnx", "match", "3"], ["other/model.onnx", "failed:", "truncated"],
+            ["prefill/model.onnx", "match", "3"], ["vision/model.onnx", "failed:", "not-onnx"],
+        ]  # fmt: skip
+        assert done.out.splitlines()[-1].startswith("4 models: 2 match, 2 failed; no model written")
+        said = done.err.splitlines()
+        assert [line.partition(" is ")[0] for line in said] == [f"fuse: {with_broken_files / name}" for name in BROKEN]
+        assert said[0].endswith("copy or export it again")
+        assert left_behind(tmp_path) == ["in"]
+
+
+def test_the_document_has_the_error_of_each_model(fuse, with_broken_files, tmp_path):
+    done = fuse(with_broken_files, "-o", tmp_path / "out", "--json")
+    models = {model["path"]: model for model in done.document["models"]}
+    assert list(models) == sorted(models)
+    assert {name: one["error"]["code"] for name, one in models.items() if one["error"]} == BROKEN
+    assert [one["exit"] for one in models.values()] == [0, 1, 0, 1]
+    assert (done.exit, done.document["exit"], done.document["output"]) == (1, 1, None)
+    assert done.document["error"] == models["other/model.onnx"]["error"]
+    assert done.document["pairs"][0]["fits"]
+    assert done.document["notes"] == [
+        "nothing was written: other/model.onnx, vision/model.onnx cannot be fused; give --keep-going to write "
+        "decode/model.onnx, prefill/model.onnx all the same"
+    ]
+
+
+def test_keep_going_fuses_the_others_and_rollback_gives_all_back(fuse, with_broken_files, tmp_path):
+    before = contents(with_broken_files)
+    dry = fuse(with_broken_files, "-o", tmp_path / "out", "--keep-going", "--dry-run", "--json")
+    assert (dry.exit, left_behind(tmp_path)) == (1, ["in"])
+    done = fuse(with_broken_files, "-o", tmp_path / "out", "--keep-going", "--json")
+    assert (done.exit, done.document["output"]) == (1, str(tmp_path / "out"))
+    assert [model["outcome"] for model in done.document["models"]] == ["fused", "failed", "fused", "failed"]
+    assert len(kernels(tmp_path / "out/decode/model.onnx")) == 3
+    after = contents(tmp_path / "out")
+    assert {name for name in before if before[name] != after[name]} == {"decode/model.onnx", "prefill/model.onnx"}
+    compared = fuse("verify", with_broken_files, tmp_path / "out", "--level", "site", "--json")
+    assert (compared.exit, compared.document["models"][1]["outcome"]) == (0, "unchanged")
+    back = fuse("rollback", tmp_path / "out", "-o", tmp_path / "back", "--json")
+    assert (back.exit, back.document["error"]["code"]) == (1, "truncated")
+    assert [model["outcome"] for model in back.document["models"]] == ["restored", "failed", "restored", "failed"]
+    assert contents(tmp_path / "back") == before
+    told = fuse("rollback", tmp_path / "out", "-o", tmp_path / "again")
+    assert (told.exit, len(told.err.splitlines())) == (1, 2)
+
+
+def test_what_all_models_fail_with_is_the_error_of_the_run(fuse, with_broken_files, tmp_path):
+    for arguments, code in ((["--target", "nope"], "unknown-target"), (["--rules", "nope"], "unknown-rule")):
+        done = fuse(with_broken_files, "-o", tmp_path / "out", "--keep-going", "--json", *arguments)
+        assert (done.exit, done.document["error"]["code"], done.document["sites"]) == (1, code, [])
+    done = fuse(with_broken_files / "vision", "-o", tmp_path / "out", "--keep-going", "--json")
+    assert (done.exit, done.document["error"]["code"], left_behind(tmp_path)) == (1, "not-onnx", ["in"])
+    done = fuse("rollback", with_broken_files / "vision", "-o", tmp_path / "out", "--json")
+    assert (done.exit, done.document["error"]["code"], left_behind(tmp_path)) == (1, "not-onnx", ["in"])
 
 
 def test_missing_weights_leave_nothing(fuse, exported, tmp_path):

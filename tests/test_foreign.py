@@ -228,7 +228,7 @@ def test_a_pair_with_them_is_rolled_out(prefill, decode, tmp_path):
     rollout = report.task.rollout
     assert (report.exit, rollout.verdict) == (0, "passes")
     assert [run.equal_tokens for run in rollout.runs] == [9, 9]
-    assert "20 entries of axis 3 lie in a cache of 40" in rollout.fitted[0]
+    assert "put 20 entries of axis 3 into a cache of 40" in rollout.fitted[0]
 
 
 def test_causes_are_found_with_them_too(decode):

@@ -339,7 +339,7 @@ def test_some_arrays_are_given_and_the_others_drawn_to_fit(fused, tmp_path):
         ({"nothing": np.zeros(1)}, "inputs-unknown", "input_ids"),
         ({"input_ids": np.zeros((1, 1), np.int32)}, "inputs-type", "int64"),
         ({"input_ids": np.zeros((2, 1), np.int64)}, "inputs-shape", "size 2 on axis 0"),
-        ({"input_ids": np.zeros(1, np.int64)}, "inputs-shape", "1 axes"),
+        ({"input_ids": np.zeros(1, np.int64)}, "inputs-shape", "1 axis"),
         ({"past_kv_cache": np.zeros((2, 1, 1, 5, 32), np.float32), "attention_mask": np.ones((1, 5), np.int64)},
          "sizes-contradict", "past_seq_len"),
     ],

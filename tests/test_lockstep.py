@@ -74,7 +74,7 @@ def test_a_field_that_leaves_its_message_is_no_field() -> None:
     messages = [b"\x0a\x01x"] * 60
     messages[30] = b"\x0a\x02x"
     data, begins, stops = joined(messages)
-    with pytest.raises(WireError, match="ends 1 bytes behind its message"):
+    with pytest.raises(WireError, match="ends 1 byte behind its message"):
         at_once(data, begins, stops)
 
 

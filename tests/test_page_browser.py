@@ -97,7 +97,9 @@ def test_a_site_is_made_when_it_is_opened_and_its_pictures_then(tab, prefill):
         lay_out(tab, number)
         boxes = tab.run(f"{PICTURE}[{number}].querySelectorAll('svg .node').length")
         told = tab.run(f"{PICTURE}[{number}].querySelector('summary').textContent")
-        assert f"in {boxes} boxes" in told
+        assert f"in {boxes} boxes with operands and results" in told
+        drawn, every = re.findall(r"([0-9,]+) of ([0-9,]+) nodes drawn", told)[0]
+        assert 10 < int(drawn) < int(every.replace(",", ""))
         assert 10 < boxes <= DRAWN
     assert tab.run(f"{PICTURE}[1].querySelectorAll('.target').length") == 1
     # Boxes that stand for more nodes than one say so.

@@ -250,13 +250,16 @@ def test_what_is_ambiguous_is_asked_for(plain, fused, edited):
     assert wrong.task.rollout.tokens != plain
 
 
-def test_a_state_that_is_missing_is_asked_for(fused, edited):
+def test_a_state_that_a_graph_does_not_give_is_named(fused, edited):
     def change(graph):
         graph.output.remove(next(info for info in graph.output if info.name == "present_kv_cache"))
 
-    error = refused(edited(PREFILL, change), fused(DECODE))
-    assert error.code == "state-missing"
-    assert "--map OUTPUT=past_kv_cache" in str(error)
+    pairs = {"prefill": (edited(PREFILL, change), fused(DECODE)), "decode": (fused(PREFILL), edited(DECODE, change))}
+    for giver, pair in pairs.items():
+        error = refused(*pair)
+        assert error.code == "state-missing"
+        assert str(error).startswith(f"{giver} has no output for the state past_kv_cache [")
+        assert "--map" not in str(error)
 
 
 def test_a_map_of_unknown_names_is_told(fused):
@@ -289,7 +292,7 @@ def test_a_wider_conv_state_gives_its_last_columns_and_another_type_is_cast(plai
 
     rollout = same_as_stacked(plain, edited(PREFILL, change), fused(DECODE), [])
     assert rollout.fitted == (
-        "present_conv_states -> past_conv_states: the last 4 of 8 columns of axis 3 are kept",
+        "present_conv_states -> past_conv_states: kept the last 4 of 8 columns of axis 3",
         "present_conv_states -> past_conv_states: cast from float64 to float32",
     )
 
@@ -345,7 +348,7 @@ def test_a_cache_of_fixed_size_is_filled(fused, edited, saved):
     found = task(fused(PREFILL), decode, 6, prompt=prompt)
     assert (found.exit, found.task.rollout.tokens) == (0, plain.tokens)
     assert found.task.rollout.fitted == (
-        "present_kv_cache -> past_kv_cache: 20 entries of axis 3 lie in a cache of 40, zeros behind them",
+        "present_kv_cache -> past_kv_cache: put 20 entries of axis 3 into a cache of 40, zeros behind",
     )
     error = refused(fused(PREFILL), decode, 21, prompt=prompt)
     assert (error.code, "--rollout 20 or less" in str(error)) == ("cache-full", True)

@@ -45,6 +45,13 @@ def test_an_equal_name_of_other_sizes_is_no_pair():
         pairs([state("present_x", 2, 3, 4)], [state("past_x", 5, 6, 7)])
     assert error.value.code == "state-missing"
     assert "past_x [5, 6, 7]" in str(error.value)
+    assert "not taken yet: present_x. Say which it is with --map OUTPUT=past_x" in str(error.value)
+
+
+def test_where_no_output_is_left_none_is_asked_for():
+    with pytest.raises(UserError, match=r"^decode has no output for the state past_x \[5\] that") as error:
+        pairs([], [state("past_x", 5)])
+    assert error.value.code == "state-missing"
 
 
 def test_layers_are_stacked_in_the_order_of_their_numbers():
@@ -98,7 +105,7 @@ def test_a_map_may_stack_and_take_apart():
     [
         ([state("a", 1, 4, 8)], [state("x", 2, 1, 4, 8)], r"a \[1, 4, 8\] has 3 axes and x \[2, 1, 4, 8\] 4"),
         ([state("a", 2, 4, 8)], [state("x", 3, 4, 8)], r"axis 0 of a \[2, 4, 8\] is not that of x \[3, 4, 8\]"),
-        ([state("a", 1, 2), state("b", 1, 2)], [state("s", 3, 1, 2)], r"s \[3, 1, 2\] has 3 layers, and 2 are named"),
+        ([state("a", 1, 2), state("b", 1, 2)], [state("s", 3, 1, 2)], r"s \[3, 1, 2\] has 3 layers, and --map names 2"),
         ([state("s", 2, 1, 2)], [state("a", 1, 2), state("b", 1, 1, 2)], r"b \[1, 1, 2\] has 3 axes and s \[1, 2\] 2"),
     ],
 )
@@ -136,20 +143,20 @@ def test_the_last_columns_of_a_wider_one_are_kept():
     array = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
     found, notes = carried(array, (1, 2, 3))
     assert found.tolist() == [[[1, 2, 3], [5, 6, 7]]]
-    assert notes == ("s -> t: the last 3 of 4 columns of axis 2 are kept",)
+    assert notes == ("s -> t: kept the last 3 of 4 columns of axis 2",)
 
 
 def test_a_grown_cache_of_fixed_size_drops_its_oldest_entries():
     array = np.arange(7, dtype=np.float32).reshape(1, 1, 7, 1)
     found, notes = carried(array, (1, 1, 5, 1), tokens=2, first=False)
     assert found.ravel().tolist() == [2, 3, 4, 5, 6]
-    assert notes == ("s -> t: the oldest 2 of 7 entries of axis 2 are dropped, the cache is full",)
+    assert notes == ("s -> t: dropped the oldest 2 of 7 entries of axis 2, the cache is full",)
 
 
 def test_a_prefills_cache_is_put_at_the_front_of_a_larger_one():
     found, notes = carried(np.ones((1, 1, 5, 2), np.float32), (1, 1, 8, 2))
     assert found[..., 0].ravel().tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
-    assert "5 entries of axis 2 lie in a cache of 8" in notes[0]
+    assert "put 5 entries of axis 2 into a cache of 8" in notes[0]
 
 
 def test_another_type_is_cast_and_told():
@@ -228,7 +235,7 @@ def test_stacks_are_made_and_taken_apart():
     assert np.array_equal(stacked["t"], np.stack([a, b]))
     apart, _ = carry([Link(("s",), ("y", "x"), "unstack")], {"s": stacked["t"]}, slots, 1, first=True)
     assert np.array_equal(apart["y"], a)
-    with pytest.raises(MisfitError, match="2 layers for 1 inputs"):
+    with pytest.raises(MisfitError, match="2 layers for 1 input"):
         carry([Link(("s",), ("y",), "unstack")], {"s": stacked["t"]}, slots, 1, first=True)
 
 

@@ -17,6 +17,7 @@ from deltafuse.dims import symbol
 from deltafuse.errors import UserError
 from deltafuse.lowering import lower_model
 from deltafuse.options import FuseOptions, SilentProgress
+from deltafuse.record import KEY
 from deltafuse.targets import TargetOptions
 from deltafuse.verify import verify
 from deltafuse.verify_cut import Pair, Side, axis_dims, cut_pair
@@ -421,6 +422,26 @@ def test_an_axis_that_no_fuse_renamed_or_pinned(fused, tmp_path, record):
         says = f"axis 1 of the graph input {model.graph.input[1].name} is {old} in the unfused file and {new} in"
         assert [text.startswith(says) for text in texts] == [True] * (record or name == "renamed")
         assert report.exit == (5 if texts else 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("1 AAAA", ["nothing can be rolled back, record-damaged: "]), ("9 AAAA", ["nothing can be rolled back, record-"]),
+     (None, [])],
+)  # fmt: skip
+def test_a_record_that_cannot_be_read_is_noted(fused, tmp_path, text, told):
+    source, output = fused("full_decode_ts17")
+    model = onnx.load(output)
+    for entry in model.metadata_props:
+        if entry.key == KEY and text is not None:
+            entry.value = text
+    if text is None:
+        del model.metadata_props[:]
+    onnx.save(model, tmp_path / "damaged.onnx")
+    report = verify(source, tmp_path / "damaged.onnx", level="site")
+    assert (report.exit, report.findings) == (0, ())
+    found = [note for note in report.notes if "rolled back" in note]
+    assert [note.startswith(start) for note, start in zip(found, told, strict=True)] == [True] * len(told)
 
 
 def test_a_record_of_another_file(fused, tmp_path):

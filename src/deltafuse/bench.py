@@ -19,8 +19,8 @@ from deltafuse.worker import AnyArray, Session, Worker
 TEXTS.update(
     {
         "dims-unknown": "the size of {value} is not known; run onnx shape inference on the model first",
-        "operand-too-large": "{value} is declared with {axes} axes and {size} elements, at most {limit} are drawn for "
-        "a proof; declare the sizes it has, or leave the axes dynamic",
+        "operand-too-large": "{value} is declared with {axes:# axis} and {size:# element}, at most {limit} are drawn "
+        "for a proof; declare the sizes it has, or leave the axes dynamic",
     }
 )
 

@@ -11,6 +11,7 @@ from deltafuse.classes import Kind, classify_scope
 from deltafuse.errors import UserError
 from deltafuse.graph import Graph
 from deltafuse.wire import Model, scan_body, scan_function
+from deltafuse.wording import number
 
 #: Operators whose subgraphs are looked into.
 CONTROL = frozenset({"Loop", "Scan", "If"})
@@ -122,8 +123,8 @@ def _check_inputs(graph: Graph, node: int, inner: Graph) -> None:
     if len(inner.inputs) != given or len(inner.outputs) < least:
         raise UserError(
             "body-inputs",
-            f"the body of {graph.label(node) or op} takes {len(inner.inputs)} values and is given {given}, or it gives "
-            "none back: export the model again, with opset 9 or newer",
+            f"the body of {graph.label(node) or op} takes {number(len(inner.inputs), 'value')} and is given {given}, "
+            "or it gives none back: export the model again, with opset 9 or newer",
         )
 
 

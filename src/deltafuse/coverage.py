@@ -28,10 +28,11 @@ TEXTS.update(
         "it may stop before the last token; give it the number of tokens",
         "heads-unknown": "the {role} {value} has the free size {size} where heads or head sizes are; "
         "export the model with fixed ones",
-        "sizes-tied": "the batch cannot be one at {tokens} tokens: both sizes hang on one symbol; "
+        "sizes-tied": "the batch cannot be one at {tokens:# token}: both sizes hang on one symbol; "
         "export the model with two",
-        "batch-one-fails": "the site does not work for a batch of one ({tokens} tokens); export the model with batch 1",
-        "few-tokens-only": "the site is the rule for {low} to {high} tokens only and computes something else from "
+        "batch-one-fails": "the site does not work for a batch of one ({tokens:# token}); export the model with "
+        "batch 1",
+        "few-tokens-only": "the site is the rule for {low} to {high:# token} only and computes something else from "
         "more; compare it with the rule's recurrence",
     }
 )

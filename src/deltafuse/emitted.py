@@ -28,7 +28,7 @@ from deltafuse.worker import Session, Worker
 
 TEXTS.update(
     {
-        "other-at-size": "the site is the rule at other sizes, but not at batch {batch} and {tokens} tokens "
+        "other-at-size": "the site is the rule at other sizes, but not at batch {batch} and {tokens:# token} "
         "('{draw}'); leave --batch or --pin out, or ask for other sizes",
     }
 )

@@ -15,7 +15,8 @@ from typing import Literal
 import deltafuse
 from deltafuse.note_texts import NOTES
 from deltafuse.patterns import loaded, shipped_folder
-from deltafuse.reasons import TEXTS
+from deltafuse.reasons import TEXTS, plain
+from deltafuse.wording import plural
 
 __all__ = ["Explained", "explained", "findings", "keys", "raised", "sources", "texts"]
 
@@ -96,7 +97,7 @@ def texts(paths: Sequence[Path] | None = None) -> Mapping[str, str]:
             loaded()
         elif not _APART & set(module := path.relative_to(_PACKAGE).with_suffix("").parts):
             importlib.import_module(".".join(("deltafuse", *module)).removesuffix(".__init__"))
-    return dict(TEXTS)
+    return {code: plain(text) for code, text in TEXTS.items()}
 
 
 @lru_cache
@@ -191,11 +192,15 @@ def _message(node: ast.expr) -> str:
         return _message(node.left) + _message(node.right)
     if not isinstance(node, ast.JoinedStr):
         return ""
-    return "".join(
-        str(part.value)
-        if isinstance(part, ast.Constant)
-        else f"{{{part.value.id}}}"
-        if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name)
-        else "…"
-        for part in node.values
-    )
+    return "".join(_message(part) if isinstance(part, ast.Constant) else _said(part) for part in node.values)
+
+
+def _said(part: ast.expr) -> str:
+    """What stands for a value of a message: ``{size}``, ``{size} bytes`` of ``number(size, "byte")``, or ``…``."""
+    value = part.value if isinstance(part, ast.FormattedValue) else part
+    if isinstance(value, ast.Name):
+        return f"{{{value.id}}}"
+    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("number"):
+        count, what, *more = value.args
+        return f"{_said(count)} {_message(more[0]) if more else plural(_message(what))}"
+    return "…"

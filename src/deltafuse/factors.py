@@ -25,8 +25,8 @@ TEXTS["far-factor"] = (
 )
 
 TEXTS["high-power"] = (
-    "the operator {op} ({node}) makes a product of {degree} operands, number by number, which no way to write the rule "
-    "has: no trial may show what it is; take it out of the model"
+    "the operator {op} ({node}) makes a product of {degree:# operand}, number by number, which no way to write the "
+    "rule has: no trial may show what it is; take it out of the model"
 )
 
 #: Operands that are multiplied number by number: a way to write the rule has a few.

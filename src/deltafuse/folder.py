@@ -7,29 +7,27 @@ its model, since its names are local to a folder. Nothing appears at the output 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import TypeVar
 
 from deltafuse import outcome, pipeline, targets
 from deltafuse.errors import UserError
 from deltafuse.folder_pairing import Pairing, paired
-from deltafuse.folder_pairs import Interface, Pair, interface, with_pins
+from deltafuse.folder_pairs import Interface, Pair, interface, shared_data, with_pins
 from deltafuse.folder_tree import Stage, Tree, copy_rest, named, place, read_tree, staged
 from deltafuse.match import FuseReport
 from deltafuse.options import FuseOptions, Progress
 from deltafuse.pin_names import unknown_symbol
 from deltafuse.planning import check_names, left_out
-from deltafuse.reasons import TEXTS, Reason
 from deltafuse.wire import scan
 
-TEXTS["data-shared"] = (
-    "{models} keep weights in one file, {location}: names of external data are local to a graph, and what the target's "
-    "converter writes for one overwrites the other's; put each model into a folder of its own, with a copy of the file"
-)
-
+_T = TypeVar("_T")
+#: Outcomes that are told where anything is written, too, though the model is copied.
+_KEPT = ("refused", "failed")
 #: Runs one model.
 Run = Callable[[FuseOptions, Progress], FuseReport]
 
@@ -41,14 +39,28 @@ class Entry:
     Attributes:
         name: path below the folder.
         outcome: ``fused`` (written), ``copied`` (written as it was), ``match`` (can be fused, nothing was written),
-            or why it cannot: ``refused`` (written as it was, where anything is), ``near-miss``, ``left out``,
-            ``fused already``, ``no site``.
-        report: as for a single model.
+            or why it cannot: ``refused`` or ``failed`` (written as it was, where anything is), ``near-miss``,
+            ``left out``, ``fused already``, ``no site``.
+        report: as for a single model, None where it failed.
+        error: what a single model ends with, a file that is no model, say; None where it did not fail.
     """
 
     name: str
     outcome: str
-    report: FuseReport
+    report: FuseReport | None
+    error: UserError | None = None
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What became of one model, and its interface as it is afterwards, None where the file cannot be read."""
+
+    became: FuseReport | UserError
+    interface: Interface | None
+
+    @property
+    def exit(self) -> int:
+        return 1 if isinstance(self.became, UserError) else self.became.exit
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ class FolderReport:
         notes: a prefill or decode without a partner, and why nothing was written where something could be.
         copied: files that were taken over byte for byte.
         seconds: all in all.
+        exit: see `fuse_folder`.
     """
 
     source: str
@@ -73,18 +86,23 @@ class FolderReport:
     seconds: float
     exit: int
 
+    @property
+    def errors(self) -> tuple[UserError, ...]:
+        """Those of the models that failed."""
+        return tuple(entry.error for entry in self.models if entry.error is not None)
+
 
 def fuse_folder(options: FuseOptions, progress: Progress) -> FolderReport:
     """Fuses all models below a folder into a new one; see `FuseOptions`, where ``model`` and ``output`` are folders.
 
     Returns:
-        Exit 0 where at least one model was fused and no other is refused; 3 where no model has a site; else 4: a model
-        is refused, or the states of a prefill do not fit its decode. Only with exit 0 something is written, which
-        ``keep_going`` makes of 4 where any model can be fused.
+        Exit 0 where at least one model was fused and no other is refused; 1 where a model failed; 3 where no model has
+        a site; else 4: a model is refused, or the states of a prefill do not fit its decode. Only with exit 0 something
+        is written, which ``keep_going`` makes of 4 where any model can be fused; with it they are with exit 1, too.
 
     Raises:
-        UserError: what a single model raises, with its name; ``no-models``, ``output-not-empty`` and others of the
-            output folder.
+        UserError: what a single model raises, with its name, where all fail; ``no-models``, ``output-not-empty`` and
+            others of the output folder.
     """
     begin, tree = time.perf_counter(), read_tree(options.model)
     writing = options.output is not None and not options.dry_run
@@ -92,8 +110,9 @@ def fuse_folder(options: FuseOptions, progress: Progress) -> FolderReport:
     with stage as open_stage:
         reports = _run_all(options, progress, tree, open_stage, pipeline.fuse)
         report = _report(options, tree, reports)
-        if open_stage is None or report.exit:
-            report = report if options.dry_run and not report.exit else _unwritten(report)
+        fine = _writes(options, report)
+        if open_stage is None or not fine:
+            report = report if options.dry_run and fine else _unwritten(report)
             return replace(report, seconds=time.perf_counter() - begin)
         progress.start("copying")
         report = _publish(report, tree, open_stage)
@@ -110,27 +129,45 @@ def inspect_folder(options: FuseOptions, progress: Progress) -> FolderReport:
 
 def _run_all(
     options: FuseOptions, progress: Progress, tree: Tree, stage: Stage | None, run: Run
-) -> dict[str, tuple[FuseReport, Interface]]:
-    """Each model's report and interface, as it is afterwards."""
-    before = {name: interface(named(name, lambda name=name: scan(tree.root / name))) for name in tree.models}
+) -> dict[str, _Result]:
+    """What becomes of each model.
+
+    Raises:
+        UserError: the error of a run where all models have one: that of the options, as a rule.
+    """
+    tried = {name: _tried(name, lambda name=name: interface(scan(tree.root / name))) for name in tree.models}
+    before = {name: seen for name, seen in tried.items() if isinstance(seen, Interface)}
     declared = frozenset[str]().union(*(known.symbols for known in before.values()))
     for symbol, size in options.pins:
         if symbol not in declared:
             raise unknown_symbol(symbol, size, declared)
-    found: dict[str, tuple[FuseReport, Interface]] = {}
-    for name in tree.models:
+    found = {name: _Result(seen, None) for name, seen in tried.items() if isinstance(seen, UserError)}
+    for name, seen in before.items():
         own = replace(
             options,
             model=tree.root / name,
             output=None if stage is None else place(stage.path, name),
             dry_run=stage is None,
-            pins=tuple(pin for pin in options.pins if pin[0] in before[name].symbols),
+            pins=tuple(pin for pin in options.pins if pin[0] in seen.symbols),
             extract=None if options.extract is None else options.extract / Path(name).with_suffix(""),
         )
-        report = named(name, lambda own=own: _run(own, progress, run))
-        found[name] = report, before[name] if report.exit else with_pins(before[name], report.pinned)
-    check_names(options, {site.name for report, _ in found.values() for site in report.sites})
-    return found
+        became = _tried(name, lambda own=own: _run(own, progress, run))
+        pinned = became.pinned if isinstance(became, FuseReport) and not became.exit else ()
+        found[name] = _Result(became, with_pins(seen, pinned))
+    reports = [one.became for one in found.values() if isinstance(one.became, FuseReport)]
+    if not reports:
+        # Files that cannot be read come first: an error of the others tells more.
+        raise [one.became for one in found.values() if isinstance(one.became, UserError)][-1]
+    check_names(options, {site.name for report in reports for site in report.sites})
+    return {name: found[name] for name in tree.models}
+
+
+def _tried(name: str, run: Callable[[], _T]) -> _T | UserError:
+    """What one model gives, or what is wrong with it."""
+    try:
+        return named(name, run)
+    except UserError as error:
+        return error
 
 
 def _run(options: FuseOptions, progress: Progress, run: Run) -> FuseReport:
@@ -153,16 +190,29 @@ def _run(options: FuseOptions, progress: Progress, run: Run) -> FuseReport:
     return replace(seen, sites=left, pinned=(), nodes_after=seen.nodes_before, exit=3)
 
 
-def _report(options: FuseOptions, tree: Tree, found: dict[str, tuple[FuseReport, Interface]]) -> FolderReport:
+def _report(options: FuseOptions, tree: Tree, found: Mapping[str, _Result]) -> FolderReport:
     """What the models come to together."""
-    joined = paired({name: seen for name, (_, seen) in found.items()})
+    read = {name: one.interface for name, one in found.items() if one.interface is not None}
+    joined = paired(read)
     fits = not any(pair.differences for pair in joined.pairs)
-    code = exit_of([report.exit for report, _ in found.values()], fits=fits, keep_going=options.keep_going)
-    entries = tuple(Entry(name, _outcome(report), report) for name, (report, _) in found.items())
+    code = exit_of([one.exit for one in found.values()], fits=fits, keep_going=options.keep_going)
+    entries = tuple(_entry(name, one.became) for name, one in found.items())
     notes = (*(reason.text for reason in joined.alone), *_notes(options, entries, joined))
-    if code == 0 and targets.get(options.target).lint.own_data:
-        notes += tuple(_shared_data({name: seen for name, (report, seen) in found.items() if not report.exit}))
-    return FolderReport(str(tree.root), None, options.target, entries, joined.pairs, (), notes, 0.0, code)
+    report = FolderReport(str(tree.root), None, options.target, entries, joined.pairs, (), notes, 0.0, code)
+    if not _writes(options, report) or not targets.get(options.target).lint.own_data:
+        return report
+    shared = shared_data({name: seen for name, seen in read.items() if not found[name].exit})
+    return replace(report, notes=(*notes, *shared))
+
+
+def _entry(name: str, became: FuseReport | UserError) -> Entry:
+    failed = isinstance(became, UserError)
+    return Entry(name, "failed", None, became) if failed else Entry(name, _outcome(became), became)
+
+
+def _writes(options: FuseOptions, report: FolderReport) -> bool:
+    """Whether something is written, where an output is given."""
+    return not report.exit or (options.keep_going and any(entry.outcome == "match" for entry in report.models))
 
 
 def exit_of(exits: Collection[int], *, fits: bool, keep_going: bool) -> int:
@@ -174,24 +224,16 @@ def exit_of(exits: Collection[int], *, fits: bool, keep_going: bool) -> int:
         keep_going: whether what can be fused is written whatever else is there.
 
     Returns:
-        With `keep_going` the best of all; else 4 where a model has it or states do not fit, and 3 where all have it.
+        1 where a model has it; with `keep_going` the best of all others; else 4 where a model has it or states do not
+        fit, and 3 where all have it.
     """
+    if 1 in exits:
+        return 1
     if keep_going and 0 in exits:
         return 0
     if 4 in exits or (0 in exits and not fits):
         return 4
     return 0 if 0 in exits else 3
-
-
-def _shared_data(fused: Mapping[str, Interface]) -> Iterator[str]:
-    """What to say of models in one folder that keep their weights in one file."""
-    users: dict[tuple[PurePosixPath, str], list[str]] = {}
-    for name, seen in fused.items():
-        for location in sorted(seen.data):
-            users.setdefault((PurePosixPath(name).parent, location), []).append(name)
-    for (_, location), names in users.items():
-        if len(names) > 1:
-            yield Reason("data-shared", {"models": " and ".join(names), "location": location}).text
 
 
 def _outcome(report: FuseReport) -> str:
@@ -208,7 +250,7 @@ def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: Pairing) ->
     fine = [entry.name for entry in entries if entry.outcome == "match"]
     if not fine or options.keep_going or options.dry_run:
         return ()
-    refused = [entry.name for entry in entries if entry.outcome == "refused"]
+    refused = [entry.name for entry in entries if entry.outcome in ("refused", "failed")]
     what = f"{', '.join(refused)} cannot be fused" if refused else "the states do not fit"
     if not refused and not any(pair.differences for pair in joined.pairs):
         return ()
@@ -218,7 +260,9 @@ def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: Pairing) ->
 def _unwritten(report: FolderReport) -> FolderReport:
     """The same where nothing is written: what would be fused is a match."""
     models = tuple(
-        replace(entry, report=replace(entry.report, output=None, sites=outcome.shown(entry.report.sites)))
+        replace(entry, report=replace(one, output=None, sites=outcome.shown(one.sites)))
+        if (one := entry.report) is not None
+        else entry
         for entry in report.models
     )
     return replace(report, models=models)
@@ -233,8 +277,8 @@ def _publish(report: FolderReport, tree: Tree, stage: Stage) -> FolderReport:
     models = tuple(
         replace(
             entry,
-            outcome={"match": "fused", "refused": "refused"}.get(entry.outcome, "copied"),
-            report=replace(entry.report, output=str(stage.output / entry.name)),
+            outcome={"match": "fused"}.get(entry.outcome, entry.outcome if entry.outcome in _KEPT else "copied"),
+            report=entry.report and replace(entry.report, output=str(stage.output / entry.name)),
         )
         for entry in report.models
     )

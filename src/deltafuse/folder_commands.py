@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from deltafuse.console import progress
@@ -14,7 +16,7 @@ from deltafuse.foreign import load_lowering
 from deltafuse.inputs import InputOptions
 from deltafuse.limits import within
 from deltafuse.options import FuseOptions
-from deltafuse.report import SCHEMA, Document, fuse_document, plain_document, reason_document, write
+from deltafuse.report import SCHEMA, Document, failure, fuse_document, plain_document, reason_document, write
 from deltafuse.tables import console, sentences
 from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_symbols
@@ -65,7 +67,9 @@ def rollback(given: argparse.Namespace) -> int:
             allow_outside=given.allow_outside,
         )
     if given.json:
-        write(_document(report.exit, source=report.source, output=report.output, models=_restored(report)))
+        write(_document(report.exit, error=_first(report.errors), source=report.source, output=report.output,
+                        models=_restored(report)))  # fmt: skip
+        _complain(report.errors)
         return report.exit
     rows = [_restored_row(one) for one in report.models]
     screen = console()
@@ -76,6 +80,7 @@ def rollback(given: argparse.Namespace) -> int:
         for note in () if one.report is None else one.report.notes:
             screen.print(f"note, {one.name}: {note}")
     screen.print(f"wrote {report.output}")
+    _complain(report.errors)
     return report.exit
 
 
@@ -114,14 +119,28 @@ def _show(report: FolderReport, as_json: bool) -> int:
         write(folder_document(report))
     else:
         _print(report)
+    _complain(report.errors)
     return report.exit
+
+
+def _complain(errors: Sequence[UserError]) -> None:
+    """What is wrong with models that failed, where errors are told."""
+    sys.stdout.flush()
+    sys.stderr.write("".join(f"fuse: {error}\n" for error in errors))
+
+
+def _first(errors: Sequence[UserError]) -> Document | None:
+    return next(({"code": error.code, "text": str(error)} for error in errors), None)
 
 
 def folder_document(report: FolderReport) -> Document:
     """What became of a folder; ``models`` have the keys of a single model's document, ``path`` and ``outcome``."""
-    models = [fuse_document(entry.report) | {"path": entry.name, "outcome": entry.outcome} for entry in report.models]
+    models = [
+        _model_document(report, entry) | {"path": entry.name, "outcome": entry.outcome} for entry in report.models
+    ]
     return _document(
         report.exit,
+        error=_first(report.errors),
         source=report.source,
         output=report.output,
         target=report.target,
@@ -131,6 +150,13 @@ def folder_document(report: FolderReport) -> Document:
         seconds={"total": round(report.seconds, 3)},
         notes=list(report.notes),
     )
+
+
+def _model_document(report: FolderReport, entry: Entry) -> Document:
+    if entry.error is not None:
+        return failure([str(Path(report.source) / entry.name)], 1, entry.error.code, str(entry.error))
+    assert entry.report is not None, "what did not fail has a report"
+    return fuse_document(entry.report)
 
 
 def _document(code: int, **more: object) -> Document:
@@ -155,7 +181,7 @@ def _print(report: FolderReport) -> None:
     screen = console()
     print_table(COLUMNS, [_row(entry) for entry in report.models], screen)
     for entry in report.models:
-        for sentence in sentences(entry.report):
+        for sentence in () if entry.report is None else sentences(entry.report):
             screen.print(hanging(f"{entry.name}: {sentence}", screen.width))
     for pair in report.pairs:
         for difference in pair.differences:
@@ -176,6 +202,9 @@ def _kinds(report: FolderReport) -> list[str]:
 
 def _row(entry: Entry) -> tuple[str, ...]:
     report = entry.report
+    if report is None:
+        told = entry.outcome if entry.error is None else f"{entry.outcome}: {entry.error.code}"
+        return (entry.name, told, *[""] * (len(COLUMNS) - 2))
     taken = [site for site in report.sites if site.status in ("fused", "match") and site.op]
     operators = [site.op for site in taken if site.op]
     names = ", ".join(f"{operators.count(op)} {op}" for op in dict.fromkeys(operators))
@@ -189,11 +218,15 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _restored(report: FolderRollback) -> list[Document]:
-    return [{"path": one.name, "outcome": _undone(one)} | _plain(one.report) for one in report.models]
+    return [
+        {"path": one.name, "outcome": _undone(one)}
+        | ({"error": _first([one.error])} if one.error else _plain(one.report))
+        for one in report.models
+    ]
 
 
 def _undone(one: Restored) -> str:
-    return "copied" if one.report is None else "restored"
+    return "failed" if one.error else "copied" if one.report is None else "restored"
 
 
 def _plain(report: object) -> Document:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from onnx import TensorProto
 
@@ -28,6 +29,9 @@ TEXTS.update(
         "differs; export both for the same batch and sizes, or pin the same axes in both",
         "pair-missing": "{decode} takes the state {input} and {prefill} does not give it; export both from one model",
         "pair-unread": "{prefill} gives the state {output} and {decode} does not take it; export both from one model",
+        "data-shared": "{models} keep weights in one file, {location}: names of external data are local to a graph, "
+        "and what the target's converter writes for one overwrites the other's; put each model into a folder of its "
+        "own, with a copy of the file",
     }
 )
 
@@ -92,6 +96,21 @@ def interface(model: Model) -> Interface:
     )
     data = {head.external.get("location", "") for head in external_tensors(model)}
     return Interface(inputs, outputs, frozenset(_symbols(model)), frozenset(data))
+
+
+def shared_data(fused: Mapping[str, Interface]) -> Iterator[str]:
+    """What to say of models in one folder that keep their weights in one file.
+
+    Args:
+        fused: path below the folder -> interface, of the models that are fused.
+    """
+    users: dict[tuple[PurePosixPath, str], list[str]] = {}
+    for name, seen in fused.items():
+        for location in sorted(seen.data):
+            users.setdefault((PurePosixPath(name).parent, location), []).append(name)
+    for (_, location), names in users.items():
+        if len(names) > 1:
+            yield Reason("data-shared", {"models": " and ".join(names), "location": location}).text
 
 
 def with_pins(model: Interface, pinned: Sequence[Pinned]) -> Interface:

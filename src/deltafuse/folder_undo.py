@@ -15,25 +15,37 @@ from deltafuse.options import ExternalData, Progress
 from deltafuse.record import KEY, sidecar_path
 from deltafuse.rollback import RollbackReport, rollback
 from deltafuse.verify import VerifyReport
-from deltafuse.wire import scan
+from deltafuse.wire import Model, scan
 
 
 @dataclass(frozen=True)
 class Restored:
-    """One model: ``report`` is None where it was copied, since no fuse had written it."""
+    """One model.
+
+    Attributes:
+        name: path below the folder.
+        report: None where it was copied, since no fuse had written it.
+        error: why a file that was copied cannot be read; None where it can.
+    """
 
     name: str
     report: RollbackReport | None
+    error: UserError | None = None
 
 
 @dataclass(frozen=True)
 class FolderRollback:
-    """What was undone. Exit 4 where a site could not be put back."""
+    """What was undone. Exit 1 where a file cannot be read as a model, else 4 where a site could not be put back."""
 
     source: str
     output: str
     models: tuple[Restored, ...]
     exit: int
+
+    @property
+    def errors(self) -> tuple[UserError, ...]:
+        """Those of the files that cannot be read."""
+        return tuple(one.error for one in self.models if one.error is not None)
 
 
 @dataclass(frozen=True)
@@ -100,9 +112,18 @@ def rollback_folder(
             progress.start(f"restoring {name}")
             target = place(stage.path, name)
             path = tree.root / name
-            report = named(name, lambda path=path, target=target: _restored(path, target, undo))
+            try:
+                model = named(name, lambda path=path: scan(path))
+            except UserError as error:
+                # A fuse with --keep-going copies such a file as it is.
+                found.append(Restored(name, None, error))
+                continue
+            report = named(name, lambda model=model, target=target: _restored(model, target, undo))
             found.append(Restored(name, report and replace(report, output=output / name)))
         if not any(one.report for one in found):
+            for one in found:
+                if one.error is not None:
+                    raise one.error
             wanted = "" if sites is None else f" with a site that {', '.join(sites)} names"
             raise UserError("no-record", f"no model in {fused} was fused{wanted}: there is nothing to roll back")
         done = {one.name for one in found if one.report is not None}
@@ -110,16 +131,16 @@ def rollback_folder(
         copy_rest(tree, (name for name in (*tree.models, *tree.others) if name not in done | sidecars), stage.path)
         stage.publish()
     refused = any(one.report and one.report.refused for one in found)
-    return FolderRollback(str(fused), str(output), tuple(found), 4 if refused else 0)
+    code = 1 if any(one.error for one in found) else 4 if refused else 0
+    return FolderRollback(str(fused), str(output), tuple(found), code)
 
 
-def _restored(path: Path, target: Path, undo: Callable[[Path, Path], RollbackReport]) -> RollbackReport | None:
-    model = scan(path)
+def _restored(model: Model, target: Path, undo: Callable[[Path, Path], RollbackReport]) -> RollbackReport | None:
     # A fused model without a record is an error of the single form, not a model to copy.
     if KEY not in model.metadata and not fused_nodes(model.graph, range(len(model.graph.op))):
         return None
     try:
-        return undo(path, target)
+        return undo(model.path, target)
     except UserError as error:
         if error.code == "no-such-site":
             return None

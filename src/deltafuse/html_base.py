@@ -6,9 +6,11 @@ import base64
 import gzip
 import json
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from deltafuse.wording import number
 
 __all__ = ["asset", "embedded_json", "environment", "packed", "sci"]
 
@@ -20,6 +22,7 @@ def environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     found.filters["sci"] = sci
+    found.filters["number"] = cast("Any", number)
     return found
 
 

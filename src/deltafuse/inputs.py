@@ -21,6 +21,7 @@ from deltafuse.inputs_sizes import SiteSizes, declared_names, solve_sizes, visit
 from deltafuse.shapes import Shapes
 from deltafuse.verify_feeds import Input, Part, draw
 from deltafuse.wire import Model
+from deltafuse.wording import number
 
 Array = npt.NDArray[np.generic]
 
@@ -191,8 +192,9 @@ class _Drawer:
         shape = self._shape(name)
         if len(shape) > _MOST_AXES or math.prod(shape) > _MOST_ELEMENTS or min(shape, default=0) < 0:
             sizes = " x ".join(map(str, shape[:8]))
-            raise UserError("inputs-too-large", f"the input {name} declares {len(shape)} axes ({sizes[:80]}), too many "
-                            "to draw: give sizes with --dim, arrays with --inputs, or take --level site")  # fmt: skip
+            axes = number(len(shape), "axis")
+            raise UserError("inputs-too-large", f"the input {name} declares {axes} ({sizes[:80]}), too many to draw: "
+                            "give sizes with --dim, arrays with --inputs, or take --level site")  # fmt: skip
         return shape
 
     def _floats(self, rng: np.random.Generator, name: str, shape: tuple[int, ...], role: InputRole) -> Array:
@@ -220,7 +222,8 @@ class _Drawer:
         count = self._image_rows()
         if count and role.marks:
             if count > ids.size:
-                raise UserError("inputs-image", f"{count} image rows do not fit into {ids.size} tokens: "
+                rows = number(count, "image row does", "image rows do")
+                raise UserError("inputs-image", f"{rows} not fit into {number(ids.size, 'token')}: "
                                 "give fewer of them, or more tokens with --dim")  # fmt: skip
             # Behind the first token where there is room, as a prompt has it.
             start = min(1, ids.size - count)

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from deltafuse.dims import Dim, evaluate, symbol, symbol_name, symbols
 from deltafuse.errors import UserError
 from deltafuse.shapes import Shapes
+from deltafuse.wording import number, span
 
 #: Token count where the proven range admits it, and size of any other free axis.
 TOKENS, FREE = 24, 8
@@ -145,7 +146,8 @@ def _given_ties(shapes: Shapes, arrays: Mapping[str, tuple[int, ...]]) -> Iterat
             continue
         if len(shape) != len(sizes):
             raise UserError(
-                "inputs-shape", f"{name} has {len(sizes)} axes in the file of inputs, in the model it has {len(shape)}"
+                "inputs-shape",
+                f"{name} has {number(len(sizes), 'axis')} in the file of inputs, in the model it has {len(shape)}",
             )
         for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
             if isinstance(dim, int) and dim != size:
@@ -272,7 +274,7 @@ def _unsolved(
     names: Mapping[str, str],
 ) -> UserError:
     ranges = {
-        f"the unfused graph is right for {site.valid[0]} to {site.valid[1]} tokens ({site.tokens})"
+        f"the unfused graph is right for {span(*site.valid, 'token')} ({site.tokens})"
         for site in sites
         if site.valid is not None and not isinstance(site.tokens, int)
     }

@@ -8,6 +8,8 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
+from deltafuse.wording import number
+
 __all__ = ["misfits"]
 
 
@@ -24,7 +26,7 @@ def misfits(place: str, value: Any, hint: Any, skip: str = "") -> Iterator[tuple
     if origin is tuple and isinstance(value, tuple):
         repeated, parts = arguments[-1] is Ellipsis, cast("tuple[Any, ...]", value)
         if not repeated and len(arguments) != len(parts):
-            yield place, f"it has {len(parts)} parts and must have {len(arguments)}"
+            yield place, f"it has {number(len(parts), 'part')} and must have {len(arguments)}"
             return
         for index, part in enumerate(parts):
             yield from misfits(f"{place}[{index}]", part, arguments[0 if repeated else index])

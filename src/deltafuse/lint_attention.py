@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from onnx import AttributeProto, defs
 
 from deltafuse.lint_view import Finding, View
+from deltafuse.wording import number
 
 _RULES = ("linear", "gated", "delta", "gated_delta")
 
@@ -119,7 +120,8 @@ def _widths(view: View, queries: int, states: int) -> Iterator[Finding]:
     if query is not None and key_dim is None:
         yield view.finding("width", "query", query, f"a multiple of {queries}", fix)
     if key is not None and key_dim and (key % key_dim or states % max(1, key // key_dim)):
-        yield view.finding("width", "key", key, f"heads of {key_dim} that {states} states share", fix)
+        sharing = number(states, "state shares", "states share")
+        yield view.finding("width", "key", key, f"heads of {key_dim} that {sharing}", fix)
     if value is not None and value % states:
         yield view.finding("width", "value", value, f"a multiple of {states}", fix)
     for name, allowed in (("decay", (states, states * (key_dim or 0))), ("beta", (states, 1))):

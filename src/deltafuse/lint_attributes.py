@@ -13,6 +13,7 @@ from onnx import AttributeProto
 from deltafuse.lint_view import Finding, View, kind_name
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.targets.custom_nodes import MINDSPORE_TYPES, outputs_shape
+from deltafuse.wording import number
 
 _NUMBERS = re.compile(r"(-?[0-9]{1,18},)+")
 _AGAIN = "fuse the model again, or correct the script that wrote the node"
@@ -100,7 +101,7 @@ def _index(view: View) -> Iterator[Finding]:
     wanted = "as many as inputs, ascending, counted in the space of input_names"
     fix = "number the inputs by their place in input_names: what is not fed leaves a gap"
     if len(found) != count or found != sorted(set(found)) or not all(0 <= index < names for index in found):
-        yield view.finding("input-index", "input_index", f"{found} for {count} inputs", wanted, fix)
+        yield view.finding("input-index", "input_index", f"{found} for {number(count, 'input')}", wanted, fix)
         return
     for index, port in enumerate(view.operator.inputs):
         if not port.optional and port.name not in view.ports:

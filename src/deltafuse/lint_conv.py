@@ -9,6 +9,7 @@ from onnx import AttributeProto
 from deltafuse.lint_attention import opset_findings
 from deltafuse.lint_view import Finding, View
 from deltafuse.lowering_conv import ACTIVATIONS, CAUSAL_CONV
+from deltafuse.wording import number
 
 
 def is_conv(view: View) -> bool:
@@ -38,4 +39,5 @@ def conv_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
         yield view.finding("input-shape", "weight", found, "channels x 1 x width", fix)
     if "K" in sizes and sizes.get("S", sizes["K"] - 1) != sizes["K"] - 1:
         fix = "feed the columns before the input alone: one less than the kernel is wide"
-        yield view.finding("input-shape", "past_state", f"{sizes['S']} columns", f"{sizes['K'] - 1} columns", fix)
+        found, wanted = number(sizes["S"], "column"), number(sizes["K"] - 1, "column")
+        yield view.finding("input-shape", "past_state", found, wanted, fix)

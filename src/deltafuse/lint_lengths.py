@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.lint_view import Finding, View
 from deltafuse.targets.profile import Port
+from deltafuse.wording import number
 
 #: What a free size is taken for, a number of times the sequences: most counts divide it.
 _ANY = 5040
@@ -26,7 +27,7 @@ def length_findings(view: View) -> Iterator[Finding]:
         count = shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
         if count is not None and wanted is not None and count != wanted + offsets:
             fix = "give each sequence its own: there is one state for each of them"
-            yield view.finding("lengths-count", port.name, f"{count} numbers", f"{wanted + offsets}", fix)
+            yield view.finding("lengths-count", port.name, number(count, "number"), f"{wanted + offsets}", fix)
         items, tokens = _contents(view, value), _tokens(view)
         if items is not None and tokens is not None and not _of_one_size(port, items, tokens):
             yield from _sums(view, port.name, items, tokens, offsets=offsets)
@@ -39,7 +40,7 @@ def length_notes(view: View) -> Iterator[Finding]:
         items = None if value is None or port.role not in ("lengths", "offsets") else _contents(view, value)
         if items is not None and tokens is not None and _of_one_size(port, items, tokens):
             fix = "nothing for inputs of that size; else leave --no-pin out when it is fused, so that the size is fixed"
-            yield view.finding("lengths-fixed", port.name, [str(item) for item in items], f"{tokens} tokens", fix)
+            yield view.finding("lengths-fixed", port.name, [str(item) for item in items], number(tokens, "token"), fix)
 
 
 def _of_one_size(port: Port, items: Sequence[Dim], tokens: Dim) -> bool:

@@ -12,6 +12,7 @@ from deltafuse.layouts import axes
 from deltafuse.lint_lengths import length_findings
 from deltafuse.lint_view import Finding, View, is_attention
 from deltafuse.targets.profile import Port
+from deltafuse.wording import number
 
 #: Operators whose result is a view of their first input.
 _VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
@@ -43,7 +44,7 @@ def operand_findings(view: View) -> Iterator[Finding]:
         rank = len(axes(port.layout))
         if shape is not None and len(shape) != rank:
             fix = f"bring {port.name} into the layout {port.layout}"
-            yield view.finding("input-rank", port.name, f"{len(shape)} axes", f"{rank} axes", fix)
+            yield view.finding("input-rank", port.name, number(len(shape), "axis"), number(rank, "axis"), fix)
 
 
 def sizes_of(view: View) -> tuple[dict[str, int], list[Finding]]:
@@ -75,11 +76,11 @@ def count_findings(view: View) -> Iterator[Finding]:
     for place, port in enumerate(view.operator.outputs):
         if place >= len(view.results) or not view.results[place]:
             fix = f"give every result a name, {port.name} too: none is optional"
-            yield view.finding("output-count", port.name, f"{len(named)} outputs", f"{count} outputs", fix)
+            yield view.finding("output-count", port.name, number(len(named), "output"), number(count, "output"), fix)
     inputs = len(view.operator.inputs)
     if any(view.message.input[inputs:]):
         fix = "remove the inputs that the operator does not have"
-        yield view.finding("input-extra", "", f"{len(view.message.input)} inputs", f"{inputs} at most", fix)
+        yield view.finding("input-extra", "", number(len(view.message.input), "input"), f"{inputs} at most", fix)
 
 
 def result_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]:
@@ -138,7 +139,7 @@ def sequence_findings(view: View, sizes: Mapping[str, int]) -> Iterator[Finding]
         low, high = (int(slots.min()), int(slots.max())) if slots.size else (0, 0)
         in_range = low >= 0 and (not isinstance(count, int) or high < count)
         if view.ports.get("state") and not (per_token and in_range):
-            wanted = f"{tokens} indices below {count}"
+            wanted = f"{number(tokens, 'index', 'indices')} below {count}"
             fix = "give one slot index a token; all zero for one sequence"
             yield view.finding("slots", "ssm_state_indices", slots.tolist(), wanted, fix)
     if accepted is not None and lengths is not None:

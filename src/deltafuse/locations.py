@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from deltafuse.errors import UserError
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.wording import number
 
 if TYPE_CHECKING:
     from deltafuse.tensors import TensorHead
@@ -66,7 +67,7 @@ def external_bytes(model: Model, head: TensorHead, name: str, size: int) -> byte
             return Reason("external-data-outside", {"name": name, "location": location})
         return Reason("constant-damaged", {"name": name, "error": error})
     if length != size:
-        return Reason("constant-damaged", {"name": name, "error": f"{length} bytes at {offset}, not {size}"})
+        return Reason("constant-damaged", {"name": name, "error": f"{number(length, 'byte')} at {offset}, not {size}"})
     if not path.is_file():
         return Reason("external-data-missing", {"name": name, "location": location})
     if offset + size > path.stat().st_size:

@@ -25,6 +25,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from deltafuse.errors import UserError
 from deltafuse.kernels import has_kernel
 from deltafuse.lowering import Writer
+from deltafuse.wording import number
 
 LINEAR_ATTENTION = "LinearAttention"
 MICROSOFT = "com.microsoft"
@@ -101,7 +102,7 @@ def _fault(call: Attention) -> str:
     if min(call.query_heads, call.states) < 1:
         return "q_num_heads and kv_num_heads must be given"
     if call.query_heads % call.states and call.states % call.query_heads:
-        return f"{call.query_heads} query heads and {call.states} states cannot be shared in groups"
+        return f"{number(call.query_heads, 'query head')} and {number(call.states, 'state')} cannot be shared in groups"
     needed = [*_PORTS[:3], *(["decay"] if "gated" in call.rule else []), *(["beta"] if "delta" in call.rule else [])]
     missing = [name for name in needed if name not in call.ports]
     return f"no input for {', '.join(missing)}" if missing else ""

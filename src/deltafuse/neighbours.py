@@ -29,11 +29,11 @@ TEXTS.update(
         "beta-missing": "nothing scales the delta: beta is one everywhere; give the model a beta of ones",
         "transposed-state": "the delta is read along the other axis of the state; transpose the state where the delta "
         "is read, if the delta rule is meant",
-        "tokens-dropped": "the output is the rule's for the first {tokens} tokens and zero for later ones: a chunk is "
+        "tokens-dropped": "the output is the rule's for the first {tokens:# token} and zero for later ones: a chunk is "
         "dropped; trace the export with at least as many tokens as are fed, or mend how chunks are counted",
-        "inverse-short": "the last of each {tokens} tokens is not corrected by the others: the triangular inverse of "
+        "inverse-short": "the last of each {tokens:# token} is not corrected by the others: the triangular inverse of "
         "a chunk lacks a row; give the inverse as many rows as the chunk has tokens",
-        "first-tokens-only": "the output is the rule's for the first {tokens} tokens and something else from there "
+        "first-tokens-only": "the output is the rule's for the first {tokens:# token} and something else from there "
         "on; compare how chunks follow each other, and their masks and inverse",
     }
 )

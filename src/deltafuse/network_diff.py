@@ -26,7 +26,7 @@ TEXTS.update(
         "inputs, see --inputs and --seed",
         "output-beyond-bar": "{name} is beyond the bar ({bar}): {failed}, the largest difference at {index}; look for "
         "the site with --bisect, or set another bar if that much is fine",
-        "output-values": "{count} of {size} elements of {name} differ, the first at {index}; look for the site with "
+        "output-values": "{name} differs in {count} of {size:# element}, the first at {index}; look for the site with "
         "--bisect",
     }
 )

@@ -22,10 +22,11 @@ TEXTS.update(
         "weights",
         "network-data-outside": "{path} has weights outside of its folder, where onnxruntime reads none; move them "
         "into the folder and save the model again, or take --level site",
-        "network-data-short": "the external data file {file} has {size} bytes, but {path} has weights up to byte "
+        "network-data-short": "the external data file {file} has {size:# byte}, but {path} has weights up to byte "
         "{end} in it; copy the file again",
-        "network-foreign-operator": "{path} has {count} Custom nodes that are none of ours (the first: {node}, of type "
-        "{type}), which onnxruntime cannot run; give a file that lowers them with --lowering",
+        "network-foreign-operator": "{path} has {count:# Custom node that is|Custom nodes that are} none of ours "
+        "(the first: {node}, of type {type}), which onnxruntime cannot run; give a file that lowers them with "
+        "--lowering",
         "network-not-lowered": "{path} cannot be turned into what onnxruntime runs: {error}; look the file over with "
         "fuse lint, and fuse the model again",
     }

@@ -10,6 +10,7 @@ from deltafuse.draws import DRAWS
 from deltafuse.graph import Graph
 from deltafuse.match import Match
 from deltafuse.wire import Model
+from deltafuse.wording import span
 
 _MASK = (
     "state_ignores_mask: the recurrent state does not depend on {mask}; feed prompts without padding, "
@@ -94,7 +95,6 @@ def _range_notes(match: Match, pinned: Collection[tuple[int, int]]) -> Iterable[
     valid = match.valid_tokens
     if valid is None or isinstance(match.dims.tokens, int) or (valid.below is None and valid.above is None):
         return
-    span = f"{valid.low} token" if valid.low == valid.high else f"{valid.low} to {valid.high} tokens"
     ends = [
         f"{'fails' if end == 'fails' else 'is silently wrong'} {where}"
         for end, where in ((valid.below, "below"), (valid.above, "above"))
@@ -103,4 +103,5 @@ def _range_notes(match: Match, pinned: Collection[tuple[int, int]]) -> Iterable[
     axes = [(role.value, axis, of) for role in match.operands() for axis, of in enumerate(layouts.axes(role.layout))]
     fixed = any((value, axis) in pinned for value, axis, letters in axes if "T" in letters)
     fused = "fixed to it" if fixed else "right beyond"
-    yield f"valid_tokens: the unfused graph is the rule for {span} and {' and '.join(ends)}; the fused node is {fused}"
+    right = f"the rule for {span(valid.low, valid.high, 'token')} and {' and '.join(ends)}"
+    yield f"valid_tokens: the unfused graph is {right}; the fused node is {fused}"

@@ -105,7 +105,7 @@ def bars(report: FuseReport) -> list[Bar]:
     rest = [op for op in order if op not in shown]
     found = [Bar(op, before[op], after[op]) for op in shown]
     if rest:
-        found.append(Bar(f"{len(rest)} others", sum(before[op] for op in rest), sum(after[op] for op in rest)))
+        found.append(Bar(number(len(rest), "other"), sum(before[op] for op in rest), sum(after[op] for op in rest)))
     return found
 
 

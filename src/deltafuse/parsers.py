@@ -104,7 +104,8 @@ def plain_parser() -> Parser:
     add("--op", choices=get_args(Operator), help="force this operator where it is legal")
     add("--record", choices=get_args(RecordMode), default="embed", help="where the patch for rollback goes (embed)")
     _add_data(parser)
-    add("--keep-going", action="store_true", help="write what can be fused although other sites are refused")
+    going = "write what can be fused although other sites are refused, or other models of a folder cannot be read"
+    add("--keep-going", action="store_true", help=going)
     add("--strict", action="store_true", help="treat a note as a refusal")
     add("--dry-run", action="store_true", help="do everything but write the model")
     _add_page(parser)
@@ -132,7 +133,7 @@ def inspect_parser() -> Parser:
     tables = parser.add_argument_group(
         "tables of any model",
         "Given after MODEL. No site is looked for then, unless --sites, --extract or --html asks for it.\n"
-        f"--op has two meanings: {forced} is forced where that is legal, as in the plain form, and\n"
+        f"--op has two meanings: {forced} is forced where that is legal, as in the plain form, and "
         "makes no table; any other name is an operator whose nodes are listed.",
     )
     text = "list the {} whose name matches (all if left out)"
@@ -148,7 +149,8 @@ def verify_parser() -> Parser:
     """``fuse verify UNFUSED FUSED``, and the graphs of a pair."""
     usage = (
         "fuse verify UNFUSED FUSED [options]\n"
-        "       fuse verify --prefill UNFUSED FUSED --decode UNFUSED FUSED --rollout N [--prompt NPY] [options]"
+        "       fuse verify --prefill UNFUSED FUSED --decode UNFUSED FUSED --rollout N\n"
+        "                   [--prompt NPY] [options]"
     )
     text = "Compare each fused site with the nodes it replaced, both whole models, and what they say token by token."
     parser = parser_of("fuse verify", usage, text, EXITS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -21,6 +23,25 @@ exit codes:
   4  sites are refused, or near misses beside others; nothing was written
      (with --keep-going what matched is: 0)
   5  verify found a difference, or lint a fault"""
+
+
+#: Columns of a help text at most, which is no easier to read on a wider screen.
+WIDTH = 80
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Lines of a description stay lines, and one that is too long is folded at a word."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(shutil.get_terminal_size().columns, WIDTH) - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(_folded(line, width, indent) for line in text.splitlines())
+
+
+def _folded(line: str, width: int, indent: str) -> str:
+    start = indent + line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(line.strip(), width, initial_indent=start, subsequent_indent=start, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,7 +92,7 @@ def parser_of(prog: str, usage: str, description: str, epilog: str | None = None
         usage=usage,
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")

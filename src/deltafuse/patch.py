@@ -17,6 +17,7 @@ import zstandard
 
 from deltafuse.edits import Edit, Kind, Writer
 from deltafuse.errors import UserError
+from deltafuse.wording import number
 
 __all__ = [
     "FORMAT",
@@ -127,7 +128,8 @@ def encode(record: Record) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     size = 4 + len(text) + sum(len(entry.gone) for entry in record.entries)
     if size > LIMIT:
-        raise UserError("record-too-large", f"the rollback record would have {size} bytes: fuse with --record none")
+        held = number(size, "byte")
+        raise UserError("record-too-large", f"the rollback record would have {held}: fuse with --record none")
     compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=size)
     pieces = [compressor.compress(struct.pack("<I", len(text)) + text)]
     pieces += [compressor.compress(entry.gone) for entry in record.entries]
@@ -234,7 +236,7 @@ def _copy(body: memoryview, start: int, end: int, out: Writer, progress: Callabl
 def _decompress(raw: bytes) -> bytes:
     size = zstandard.frame_content_size(raw)
     if not 0 <= size <= LIMIT:
-        raise ValueError(f"it claims {size} bytes, at most {LIMIT} are read")
+        raise ValueError(f"it claims {number(size, 'byte')}, at most {LIMIT} are read")
     return zstandard.ZstdDecompressor(max_window_size=LIMIT).decompress(raw, max_output_size=LIMIT)
 
 
@@ -248,7 +250,7 @@ def _entries(rows: list[list[object]], blob: memoryview) -> Iterator[Entry]:
         yield Entry(_number(start), bytes(blob[at:stop]), _number(size), site, kind, before, after)
         at = stop
     if at != len(blob):
-        raise ValueError(f"{len(blob)} removed bytes where {at} are listed")
+        raise ValueError(f"{number(len(blob), 'removed byte')} where {at} are listed")
 
 
 def _number(value: object) -> int:

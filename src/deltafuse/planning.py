@@ -15,6 +15,7 @@ from deltafuse.options import FuseOptions
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.sites import Site
 from deltafuse.targets.base import Target, target_options
+from deltafuse.wording import span
 
 TEXTS.update(
     {
@@ -23,7 +24,7 @@ TEXTS.update(
         "opset-old": "the file imports opset {opset}, and what is written in the site's place is of opset {least} or "
         "newer; export the model again with a newer opset",
         "left-out": "left out: {why}; change {option} to take the site",
-        "pin-out-of-range": "--pin {symbol}={size}: the unfused graph is the rule for {valid} tokens only, "
+        "pin-out-of-range": "--pin {symbol}={size}: the unfused graph is the rule for {valid} only, "
         "so nothing can be compared at {size}; pin a size within, or drop --pin and read the note on valid_tokens",
     }
 )
@@ -120,6 +121,6 @@ def _out_of_range(options: FuseOptions, match: Match) -> Reason | None:
     if size is None or valid is None:
         return None
     if (size < valid.low and valid.below is not None) or (size > valid.high and valid.above is not None):
-        span = str(valid.low) if valid.low == valid.high else f"{valid.low} to {valid.high}"
-        return Reason("pin-out-of-range", {"symbol": str(match.dims.tokens), "size": size, "valid": span})
+        right = span(valid.low, valid.high, "token")
+        return Reason("pin-out-of-range", {"symbol": str(match.dims.tokens), "size": size, "valid": right})
     return None

@@ -141,8 +141,8 @@ def listing(path: Path, *, tensors: str | None = None, nodes: str | None = None,
             notes.append(unmatched("node", nodes, [graph.label(node) for node in range(len(graph.op))]))
     held = sum(op in _CONTROL for op in graph.op)
     if held:
-        have = f"{number(held, 'node')} {'has' if held == 1 else 'have'}"
-        notes.append(f"{have} subgraphs (If, Loop, Scan), whose nodes and tensors are not listed")
+        held_in = number(held, "node has subgraphs", "nodes have subgraphs")
+        notes.append(f"{held_in} (If, Loop, Scan), whose nodes and tensors are not listed")
     return Listing(
         str(path), model.producer, model.ir_version, dict(model.opset_imports), len(graph.op),
         found_tensors, found_nodes, counts, tuple(notes),
@@ -200,7 +200,8 @@ def _with_shapes(model: Model, rows: tuple[NodeRow, ...], notes: list[str]) -> t
     """Rows with the shapes of their outputs, where that is cheap."""
     graph = model.graph
     if len(rows) > _MANY_TENSORS and len(graph.op) > _MANY_NODES:
-        notes.append(f"shapes of {len(rows)} nodes' outputs were not inferred: list fewer with --nodes REGEX")
+        written = number(len(rows), "node writes", "nodes write")
+        notes.append(f"shapes of what {written} were not inferred: list fewer with --nodes REGEX")
         return rows
     shapes = Shapes(model)
     known = {row.index: [shapes.shape(value) for value in graph.node_outputs[row.index]] for row in rows}
@@ -217,7 +218,7 @@ def _tensors(model: Model, wanted: re.Pattern[str], notes: list[str]) -> tuple[T
     chosen = [value for value in range(1, len(graph.value_names)) if wanted.search(graph.name(value))]
     shapes = None if len(chosen) > _MANY_TENSORS and len(graph.op) > _MANY_NODES else Shapes(model)
     if shapes is None:
-        notes.append(f"shapes of {len(chosen)} tensors were not inferred: list fewer with --tensors REGEX")
+        notes.append(f"shapes of {number(len(chosen), 'tensor')} were not inferred: list fewer with --tensors REGEX")
     inputs, outputs = set(graph.inputs), set(graph.outputs)
     return tuple(_row(graph, value, inputs, outputs, shapes) for value in chosen)
 

@@ -10,6 +10,8 @@ import mmap
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from deltafuse import wording
+
 Bytes: TypeAlias = "bytes | memoryview | mmap.mmap"
 
 VARINT, FIXED64, LENGTH, GROUP_START, GROUP_END, FIXED32 = range(6)
@@ -109,7 +111,7 @@ def read_field(data: Bytes, position: int, end: int) -> Field:
     else:
         raise WireError(f"{wire} is no wire type of a field")
     if stop > end:
-        raise OverrunError(f"field {number} ends {stop - end} bytes behind its message", number)
+        raise OverrunError(f"field {number} ends {wording.number(stop - end, 'byte')} behind its message", number)
     return number, wire, value, begin, stop, position
 
 

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from string import Formatter
+
+from deltafuse.wording import number, plural
 
 #: code -> text; ``{name}`` is filled from the reason's arguments. Each text says what is the matter and, after the last
-#: semicolon, what to do next: "the mask is upside down; turn it".
+#: semicolon, what to do next: "the mask is upside down; turn it". A number in front of its noun is written
+#: ``{count:# node}``, or ``{count:# node differs|nodes differ}``: of one it is "1 node".
 TEXTS: dict[str, str] = {}
 _BEFORE_FIX = "; "
 #: Differences to neighbours that are told.
 _NEAREST = 5
+_COUNTED = re.compile(r"\{(\w+):# ([^}|]+)\|?([^}]*)\}")
+
+
+class _Counting(Formatter):
+    """Formats what `TEXTS` may hold."""
+
+    def format_field(self, value: object, format_spec: str) -> str:
+        mark, _, nouns = format_spec.partition(" ")
+        if mark != "#":
+            return super().format_field(value, format_spec)
+        one, _, many = nouns.partition("|")
+        return number(value, one, many)
+
+
+_FORMATTER = _Counting()
+
+
+def filled(template: str, args: Mapping[str, object]) -> str:
+    """A text of `TEXTS` with its arguments in place."""
+    return _FORMATTER.vformat(template, (), args)
+
+
+def plain(template: str) -> str:
+    """A text of `TEXTS` for who reads it without arguments: ``{count} nodes`` of ``{count:# node}``."""
+    return _COUNTED.sub(lambda found: f"{{{found[1]}}} {found[3] or plural(found[2])}", template)
 
 
 @dataclass(frozen=True)
@@ -49,23 +79,25 @@ class Reason:
     @property
     def text(self) -> str:
         """What to show the user."""
-        return TEXTS[self.code].format(**self.args)
+        return filled(TEXTS[self.code], self.args)
 
     @property
     def what(self) -> str:
         """What is the matter: the text without the fix."""
         before, _, _ = TEXTS[self.code].rpartition(_BEFORE_FIX)
-        return before.format(**self.args) or self.text
+        return filled(before, self.args) or self.text
 
     @property
     def fix(self) -> str:
         """What to do next; "" where the text, which may be that of a user's own pattern, does not say."""
         _, mark, fix = TEXTS[self.code].rpartition(_BEFORE_FIX)
-        return fix.format(**self.args) if mark else ""
+        return filled(fix, self.args) if mark else ""
 
 
 def compared_with(nearest: Nearest) -> Iterator[tuple[str, str, float]]:
     """The rule and the neighbours that come closest, each with what it is and its difference; the smallest first."""
     others = [name for name, _ in nearest.differences if name != nearest.rule][:_NEAREST]
-    told = {nearest.rule: "the rule itself"} | {name: TEXTS.get(name, "").rpartition(_BEFORE_FIX)[0] for name in others}
+    told = {nearest.rule: "the rule itself"} | {
+        name: plain(TEXTS.get(name, "").rpartition(_BEFORE_FIX)[0]) for name in others
+    }
     return ((name, told[name], error) for name, error in nearest.differences if name in told)

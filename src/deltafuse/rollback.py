@@ -24,6 +24,7 @@ from deltafuse.restore import restore, runnable
 from deltafuse.sidecars import replacing
 from deltafuse.turns import turn, workspace
 from deltafuse.wire import Model, scan
+from deltafuse.wording import number
 
 __all__ = ["RollbackReport", "rollback"]
 
@@ -257,5 +258,6 @@ def _size_notes(model: Model, record: Record) -> list[str]:
         path = model.path.parent / location.replace("\0", "")
         now = path.stat().st_size if path.is_file() else None
         if size is not None and now is not None and now != size:
-            notes.append(f"the external data file {location} has {now} bytes, it had {size} when the model was fused")
+            held = number(now, "byte")
+            notes.append(f"the external data file {location} has {held}, it had {size} when the model was fused")
     return notes

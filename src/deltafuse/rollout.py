@@ -25,6 +25,7 @@ from deltafuse.rollout_run import Limits, Runner, Went
 from deltafuse.verify_bars import Bar, Overrides, bar_of
 from deltafuse.verify_stage import Stage
 from deltafuse.verify_trial import Finding, finding
+from deltafuse.wording import number, span
 
 __all__ = ["Chain", "LossReport", "RolloutReport", "TaskReport", "run_task"]
 
@@ -209,7 +210,8 @@ def _head(chain: Chain, count: int) -> int:
     low, high = _right_for(chain.prefill, count)
     if low > count:
         raise UserError(
-            "prompt-ids", f"--nll has {count} tokens and the unfused prefill is right from {low} on: give a longer file"
+            "prompt-ids",
+            f"--nll has {number(count, 'token')} and the unfused prefill is right from {low} on: give a longer file",
         )
     return min(max(count // 2, low), high)
 
@@ -232,11 +234,11 @@ def check_prompt(prefill: Stage, count: int) -> None:
     low, high = _right_for(prefill, sys.maxsize)
     if low <= count <= high:
         return
-    span = f"{low}" if low == high else f"{low} to {high}" if high < sys.maxsize else f"{low} or more"
+    fitting = span(low, high, "token") if high < sys.maxsize else f"{low} or more tokens"
     raise UserError(
         "prompt-ids",
-        f"--prompt has {count} tokens and the unfused prefill is right for {span} tokens: give a prompt of that many, "
-        f"or export the prefill for {count}",
+        f"--prompt has {number(count, 'token')} and the unfused prefill is right for {fitting}: give a prompt of that "
+        f"many, or export the prefill for {count}",
     )
 
 

@@ -24,6 +24,7 @@ from deltafuse.rollout_states import Ports, first_links, next_links, ports_of, s
 from deltafuse.states import Link, MisfitError, as_document, carry
 from deltafuse.states_map import check_maps
 from deltafuse.verify_stage import Stage
+from deltafuse.wording import number
 
 Array = npt.NDArray[np.generic]
 #: The unfused pair, the fused one without the boundary's rounding, the fused one at the target's precision.
@@ -184,7 +185,7 @@ class Runner:
         with _opened(stage, which, folder) as source:
             if isinstance(source, Reason):
                 return source
-            self._progress.start(f"{first.steps} decode steps, {which}")
+            self._progress.start(f"{number(first.steps, 'decode step')}, {which}")
             limits = self._limits
             name = _name(stage, which)
             answer = ask(COMMAND, source, name, request, folder / "run", limits.seconds, limits.memory)
@@ -292,6 +293,6 @@ def _check_room(inputs: Inputs, ports: Ports, past: int, steps: int) -> None:
     rooms = [inputs.arrays[name].shape[-1] for name, how in ports.clocks.items() if how == "mask"]
     if rooms and past + steps > min(rooms):
         raise UserError(
-            "cache-full", f"the decode graph's cache holds {min(rooms)} tokens, the prompt has {past}: give --rollout "
-            f"{max(0, min(rooms) - past)} or less"
+            "cache-full", f"the decode graph's cache holds {number(min(rooms), 'token')}, the prompt has {past}: give "
+            f"--rollout {max(0, min(rooms) - past)} or less"
         )  # fmt: skip

@@ -79,7 +79,8 @@ def _clock(shapes: Shapes, name: str, role: InputRole) -> str:
 def first_links(prefill: Stage, decode: Stage, ports: Ports, maps: Sequence[tuple[str, str]]) -> tuple[Link, ...]:
     """Which output of a prefill becomes which input of a decode; each state of it must come from somewhere."""
     inputs = list(_state_inputs(decode, ports))
-    return pair_states(_state_outputs(prefill), inputs, maps, needed=[state.name for state in inputs])
+    needed = [state.name for state in inputs]
+    return pair_states(_state_outputs(prefill), inputs, maps, needed=needed, giver="prefill")
 
 
 def next_links(

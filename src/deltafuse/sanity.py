@@ -14,6 +14,7 @@ from deltafuse.errors import UserError
 from deltafuse.graph import Graph
 from deltafuse.opset import LINEAR_ATTENTION_OPSET
 from deltafuse.wire import Model
+from deltafuse.wording import number
 
 __all__ = ["checked"]
 
@@ -45,8 +46,8 @@ def _check_names(model: Model) -> None:
         if len(set(heads)) > 1:
             raise UserError(
                 "initializer-twice",
-                f"{path} has {len(heads)} initializers {twice!r} that differ, and readers do not agree which counts: "
-                "remove all but one",
+                f"{path} has {number(len(heads), 'initializer')} {twice!r} that differ, and readers do not agree which "
+                "counts: remove all but one",
             )
 
 

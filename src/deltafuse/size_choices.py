@@ -21,7 +21,7 @@ from deltafuse.trial import Trial
 
 TEXTS.update(
     {
-        "some-tokens-only": "the site is the rule for {low} and for {high} tokens, but not for {tokens}; "
+        "some-tokens-only": "the site is the rule for {low} and for {high:# token}, but not for {tokens}; "
         "look for what its sizes choose",
     }
 )

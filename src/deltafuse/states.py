@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from deltafuse.wording import number
+
 Array: TypeAlias = npt.NDArray[np.generic]
 
 #: How states of several layers are kept: each as it is, stacked where they are taken, stacked where they are given.
@@ -94,7 +96,8 @@ def _arrays(link: Link, outputs: Mapping[str, Array]) -> dict[str, Array]:
         return {link.targets[0]: np.stack(given)}
     if link.how == "unstack":
         if len(given[0]) != len(link.targets):
-            raise MisfitError(f"{link.sources[0]} has {len(given[0])} layers for {len(link.targets)} inputs")
+            layers, inputs = number(len(given[0]), "layer"), number(len(link.targets), "input")
+            raise MisfitError(f"{link.sources[0]} has {layers} for {inputs}")
         return dict(zip(link.targets, given[0], strict=True))
     return dict(zip(link.targets, given, strict=True))
 
@@ -104,7 +107,7 @@ def _fitted(
 ) -> Array:
     label = name if link.sources == (name,) else f"{','.join(link.sources)} -> {name}"
     if array.ndim != len(slot.shape):
-        raise MisfitError(f"{label}: it has {array.ndim} axes and is to have {len(slot.shape)}")
+        raise MisfitError(f"{label}: it has {number(array.ndim, 'axis')} and is to have {len(slot.shape)}")
     for axis, (have, want) in enumerate(zip(array.shape, slot.shape, strict=True)):
         if want is None or have == want:
             continue
@@ -123,13 +126,14 @@ def _resized(
 ) -> Array:
     have, behind = array.shape[axis], array.ndim - axis
     if behind == 1 and want < have <= _COLUMNS:
-        notes.append(f"{label}: the last {want} of {have} columns of axis {axis} are kept")
+        notes.append(f"{label}: kept the last {want} of {number(have, 'column')} of axis {axis}")
         return np.take(array, range(have - want, have), axis)
     if behind == 2 and have == want + tokens and not first:
-        notes.append(f"{label}: the oldest {tokens} of {have} entries of axis {axis} are dropped, the cache is full")
+        entries = number(have, f"entry of axis {axis}")
+        notes.append(f"{label}: dropped the oldest {tokens} of {entries}, the cache is full")
         return np.take(array, range(tokens, have), axis)
     if behind == 2 and have == tokens < want and first:
-        notes.append(f"{label}: {have} entries of axis {axis} lie in a cache of {want}, zeros behind them")
+        notes.append(f"{label}: put {number(have, 'entry')} of axis {axis} into a cache of {want}, zeros behind")
         pads = [(0, want - have if other == axis else 0) for other in range(array.ndim)]
         return np.pad(array, pads)
     raise MisfitError(f"{label}: axis {axis} has size {have} and is to have {want}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from deltafuse.errors import UserError
 from deltafuse.states import How, Link
+from deltafuse.wording import number
 
 #: Words that say on which side of a run a state is, or nothing.
 _SIDES = frozenset({
@@ -37,7 +38,12 @@ class State:
 
 
 def pair_states(
-    outputs: Sequence[State], inputs: Sequence[State], maps: Sequence[tuple[str, str]], *, needed: Iterable[str]
+    outputs: Sequence[State],
+    inputs: Sequence[State],
+    maps: Sequence[tuple[str, str]],
+    *,
+    needed: Iterable[str],
+    giver: str = "decode",
 ) -> tuple[Link, ...]:
     """Which output becomes which input.
 
@@ -46,6 +52,7 @@ def pair_states(
         inputs: what may be one of the graph that runs next.
         maps: what the user says, as (outputs, inputs), several names parted by commas.
         needed: inputs that must come from somewhere.
+        giver: what to call the graph that ran.
 
     Raises:
         UserError: ``state-ambiguous``, ``state-missing``, ``unknown-state``; each with what to paste.
@@ -58,7 +65,7 @@ def pair_states(
     sources, targets = _open(outputs, inputs, links)
     missing = [state for state in targets if state.name in wanted]
     if missing:
-        raise _missing(missing[0], sources)
+        raise _missing(missing[0], sources, giver)
     order = {state.name: index for index, state in enumerate(inputs)}
     return tuple(sorted(links, key=lambda link: order[link.targets[0]]))
 
@@ -96,7 +103,7 @@ def _misfit(how: How, sources: Sequence[State], targets: Sequence[State]) -> str
         many, (stack,) = (sources, targets) if how == "stack" else (targets, sources)
         layers = None if stack.shape is None else (*stack.shape, None)[0]
         if layers not in (None, len(many)):
-            return f"{_shown(stack)} has {layers} layers, and {len(many)} are named"
+            return f"{_shown(stack)} has {number(layers, 'layer')}, and --map names {len(many)}"
         inner = State(stack.name, None if stack.shape is None else stack.shape[1:])
         pairs = [(one, inner) for one in many]
     else:
@@ -105,7 +112,7 @@ def _misfit(how: How, sources: Sequence[State], targets: Sequence[State]) -> str
         if one.shape is None or other.shape is None:
             continue
         if len(one.shape) != len(other.shape):
-            return f"{_shown(one)} has {len(one.shape)} axes and {_shown(other)} {len(other.shape)}"
+            return f"{_shown(one)} has {number(len(one.shape), 'axis')} and {_shown(other)} {len(other.shape)}"
         for axis, (a, b) in enumerate(zip(one.shape[:-2], other.shape[:-2], strict=True)):
             if None not in (a, b) and a != b:
                 return f"axis {axis} of {_shown(one)} is not that of {_shown(other)}"
@@ -230,8 +237,14 @@ def _grouped(states: Sequence[State], key: Callable[[str], tuple[str, ...]]) -> 
     return groups
 
 
-def _missing(target: State, sources: Sequence[State]) -> UserError:
-    left = ", ".join(state.name for state in sources) or "none is left"
+def _missing(target: State, sources: Sequence[State], giver: str) -> UserError:
+    if not sources:
+        return UserError(
+            "state-missing",
+            f"{giver} has no output for the state {_shown(target)} that decode takes: export it with the output that "
+            "hands this state on",
+        )
+    left = ", ".join(state.name for state in sources)
     return UserError(
         "state-missing",
         f"no output is the state {_shown(target)} that decode takes; the outputs that are not taken yet: {left}. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from deltafuse.match import Pinned
-from deltafuse.wording import some
+from deltafuse.wording import number, some
 
 #: Axes that are told one by one; a model of many layers has hundreds.
 _AXES = 12
@@ -26,8 +26,7 @@ def pinned_lines(pinned: Sequence[Pinned]) -> Iterator[str]:
     if rest:
         values = some(list(dict.fromkeys(axis.value for axis in rest)), _AXES)
         ending = "whose size follows" if len(rest) == 1 else "whose sizes follow"
-        axes = "1 more axis" if len(rest) == 1 else f"{len(rest)} more axes"
-        yield f"pinned: {axes} of {values}, {ending} from these; --json lists each"
+        yield f"pinned: {number(len(rest), 'more axis')} of {values}, {ending} from these; --json lists each"
 
 
 def pinned_symbols(pinned: Sequence[Pinned]) -> list[str]:

@@ -98,7 +98,8 @@ def detail_lines(site: SiteReport, formulas: Mapping[str, str], *, alone: bool =
     """One site in detail, a fact a line; `alone` where others are left out, whose nodes it may share."""
     yield f"status: {status_text(site)}, {_becomes(site)}{', the other sites left as they are' if alone else ''}"
     if site.op:
-        yield f"nodes: {site.nodes} from its operands to its results; {site.removed} go from the file: {_GOES}"
+        gone = number(site.removed, "goes", "go")
+        yield f"nodes: {site.nodes} from its operands to its results; {gone} from the file: {_GOES}"
     if site.match is not None:
         yield from _known(site.match)
         text = recurrence_text(site.match, formulas.get(site.match.rule, ""))

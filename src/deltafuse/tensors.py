@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TEXTS.update(
     {
-        "constant-too-large": "the constant {name} has {size} bytes, at most {limit} are read; store it in fewer",
+        "constant-too-large": "the constant {name} has {size:# byte}, at most {limit} are read; store it in fewer",
         "constant-type": "the constant {name} is of a kind that is not read ({type}); give it a plain tensor type",
         "constant-damaged": "the constant {name} cannot be decoded ({error}); export the model again",
     }

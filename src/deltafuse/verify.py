@@ -33,7 +33,7 @@ from deltafuse.verify_bodies import Compared, compare_graphs, nothing_fused, swa
 from deltafuse.verify_cut import Pair, cut_expression, cut_pair, site_name
 from deltafuse.verify_expression import judge_expression
 from deltafuse.verify_network import NetworkReport, Networks, obstacle, run_networks
-from deltafuse.verify_origin import UNRELATED, foreign_record, unrelated
+from deltafuse.verify_origin import UNRELATED, foreign_record, record_notes, recorded, unrelated
 from deltafuse.verify_stage import Stage
 from deltafuse.verify_trial import Finding, Rounding, SiteVerdict, finding, judge
 from deltafuse.wire import scan
@@ -199,11 +199,13 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     stage = Stage(main.before, main.after, own[1], own[0], known.regions, settings.foreign, given,
                   known.expressions, inside)  # fmt: skip
     sites = tuple(site for some, _ in judged for site in some)
-    origin = unrelated(before, after, known)
-    first = foreign_record(before, after) if origin is None else origin
+    record = recorded(after)
+    origin = unrelated(before, after, known, record)
+    first = foreign_record(before, after, record) if origin is None else origin
     reasons = (*([] if first is None else [first]), *(reason for one in graphs for reason in one.difference.findings))
     structure = tuple(node for one in graphs for node in check_structure(one.after, one.difference.written))
-    notes = dict.fromkeys(note for one in graphs for note in runtime_notes(one.after.graph))
+    notes = dict.fromkeys(record_notes(record))
+    notes |= dict.fromkeys(note for one in graphs for note in runtime_notes(one.after.graph))
     if not sites:
         notes[_NO_SITE.format(fused=fused)] = None
     names = str(before.path), str(after.path)

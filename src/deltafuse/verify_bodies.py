@@ -72,9 +72,9 @@ def _compare(before: Enclosed, after: Enclosed) -> Iterator[Compared]:
     entered: set[int] = set()
     for node in held_bodies(after.model.graph):
         bodies = _bodies(before, after, node)
-        if bodies:
+        pairs += bodies
+        if bodies and _same(before, after, node):
             entered.add(node)
-            pairs += bodies
     old, new = (Side(scope.model, scope.shapes, scope.kinds) for scope in (before, after))
     yield Compared(old, new, compare(before.model, after.model, entered), after)
     for pair in pairs:
@@ -82,16 +82,19 @@ def _compare(before: Enclosed, after: Enclosed) -> Iterator[Compared]:
 
 
 def _bodies(before: Enclosed, after: Enclosed, node: int) -> list[tuple[Enclosed, Enclosed]]:
-    """The bodies of a node in both files, where it differs in these alone and a fuse wrote into one of them."""
+    """The bodies of a node in both files, where these differ and a fuse wrote into one of them.
+
+    What the node itself reads may differ, too: its bodies are compared all the same.
+    """
     graph = after.model.graph
     if not mentions(after.model, node, (*FUSED, SITE)):
         return []
-    names = [graph.name(value) for value in graph.node_outputs[node] if value]
-    value = before.model.graph.find(names[0]) if names else None
-    old = -1 if value is None else before.model.graph.producer[value]
+    old = _partner(before, after, node)
     if old < before.model.graph.outer:
         return []
     messages = unlabelled(before.model.graph.node(old)), unlabelled(graph.node(node))
+    for message in messages:
+        del message.input[:]
     if messages[0] == messages[1] or _without_bodies(messages[0]) != _without_bodies(messages[1]):
         return []
     bodies = enter(before, old), enter(after, node)
@@ -99,6 +102,21 @@ def _bodies(before: Enclosed, after: Enclosed, node: int) -> list[tuple[Enclosed
         return []
     olds, news = (some for some in bodies if not isinstance(some, Reason))
     return list(zip(olds, news, strict=True))
+
+
+def _partner(before: Enclosed, after: Enclosed, node: int) -> int:
+    """The node of the unfused graph that writes what a node of the fused one writes, -1 where there is none."""
+    graph = after.model.graph
+    names = [graph.name(value) for value in graph.node_outputs[node] if value]
+    value = before.model.graph.find(names[0]) if names else None
+    return -1 if value is None else before.model.graph.producer[value]
+
+
+def _same(before: Enclosed, after: Enclosed, node: int) -> bool:
+    """Whether a node and its partner differ in their bodies alone."""
+    messages = (before.model.graph.node(_partner(before, after, node)), after.model.graph.node(node))
+    old, new = (_without_bodies(unlabelled(message)) for message in messages)
+    return old == new
 
 
 def _without_bodies(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -25,8 +25,9 @@ from deltafuse.wire import Model
 
 TEXTS.update(
     {
-        "changed-outside": "{count} nodes outside of any fused site differ from the unfused file, the first writes "
-        "{value}; undo that edit, or compare with an unfused file that has it too",
+        "changed-outside": "{count:# node outside of any fused site differs|nodes outside of any fused site "
+        "differ} from the unfused file, the first writes {value}; undo that edit, or compare with an unfused file that "
+        "has it too",
         "missing-value": "{value} is read but nothing writes it in the fused file; fuse the unfused file again: an "
         "edit took the node away that wrote it",
         "changed-source": "{value} is not written by what wrote it in the unfused file; undo that edit, or compare "

@@ -29,7 +29,7 @@ Double = npt.NDArray[np.float64]
 TEXTS.update(
     {
         "site-differs": "the fused site is not what it replaced: relative error {error:.1e} in double on '{draw}' at "
-        "{tokens} tokens; fuse the model again",
+        "{tokens:# token}; fuse the model again",
         "site-rounding": "equal in double, but at the target's precision the fused site is beyond the bar ({bar}): "
         "{failed}; set another bar if you have set one, else look for values beyond the range of its element type",
     }

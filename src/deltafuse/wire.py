@@ -16,6 +16,7 @@ from typing import cast
 
 import onnx
 
+from deltafuse import wording
 from deltafuse.calls import check_calls
 from deltafuse.errors import UserError
 from deltafuse.file_kinds import HEAD, looks_like
@@ -196,8 +197,8 @@ def _not_onnx(path: Path, error: WireError) -> UserError:
 
 
 def _cut_short(path: Path, error: _TruncatedError) -> UserError:
-    size = path.stat().st_size
-    return UserError("truncated", f"{path} is cut short at {size} bytes ({error}): copy or export it again")
+    size = wording.number(path.stat().st_size, "byte")
+    return UserError("truncated", f"{path} is cut short at {size} ({error}): copy or export it again")
 
 
 class _TruncatedError(WireError):

@@ -14,18 +14,40 @@ _Said = TypeVar("_Said")
 FEW = 3
 
 
-def number(count: int, what: str) -> str:
+def number(count: object, what: str, many: str = "") -> str:
     """``1 site``, ``3 sites``; of a phrase the first word: ``1 node of it`` from ``node of it``.
 
     Args:
-        count: how many.
+        count: how many; a size without a number is several.
+        what: the noun of one, a word or a phrase.
+        many: that of several, where it does not follow: a verb stands behind it, say.
+    """
+    return f"{count} {what if count == 1 else many or plural(what)}"
+
+
+def plural(what: str) -> str:
+    """``sites`` of ``site``, ``axes`` of ``axis``, ``nodes of it`` of ``node of it``.
+
+    Args:
         what: the noun of one, a word or a phrase.
     """
     head, gap, rest = what.partition(" of ")
-    if count == 1:
-        return f"1 {what}"
-    plural = f"{head[:-1]}ies" if head.endswith("y") and head[-2:-1] not in "aeiou" else f"{head}s"
-    return f"{count} {plural}{gap}{rest}"
+    if head.endswith("axis"):
+        head = f"{head[:-2]}e"
+    elif head.endswith("y") and head[-2:-1] not in "aeiou":
+        head = f"{head[:-1]}ie"
+    return f"{head}s{gap}{rest}"
+
+
+def span(low: int, high: int, what: str) -> str:
+    """``1 token``, ``17 to 32 tokens``.
+
+    Args:
+        low: the least number.
+        high: the largest.
+        what: the noun of one.
+    """
+    return number(low, what) if low == high else f"{low} to {number(high, what)}"
 
 
 def some(names: Sequence[str], few: int = FEW) -> str:

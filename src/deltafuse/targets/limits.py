@@ -6,18 +6,19 @@ from onnx import TensorProto
 
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.targets.base import Case, Limit
+from deltafuse.wording import number, span
 
 TARGET_TEXTS = {
     "per-channel-decay": "the decay has a value per key channel and {op} takes one per value head and token; leave "
     "this site out with --skip-sites",
     "decay-required": "the rule has no decay and this signature of {op} needs one; leave --signature out",
-    "head-ratio": "{value_heads} value heads are no multiple of {key_heads} key heads, and the kernel would read wrong "
-    "heads; leave this site out with --skip-sites",
+    "head-ratio": "{value_heads:# value head is|value heads are} no multiple of {key_heads:# key head}, and the kernel "
+    "would read wrong heads; leave this site out with --skip-sites",
     "head-size": "the key head size is {key_dim}, the kernel's largest is {limit}; leave this site out with "
     "--skip-sites",
     "value-head-size": "the value head size is {value_dim}, the kernel's largest is {limit}; leave this site out with "
     "--skip-sites",
-    "head-count": "there are {key_heads} key and {value_heads} value heads, the kernel takes at most {limit} of "
+    "head-count": "there are {key_heads} key and {value_heads:# value head}, the kernel takes at most {limit} of "
     "either; leave this site out with --skip-sites",
     "static-batch": "the batch is fixed to {batch} and the output is to take {wanted}; give --batch {batch}, or export "
     "the model with batch {wanted} or with a dynamic batch axis",
@@ -27,7 +28,7 @@ TARGET_TEXTS = {
     "here it is {tokens}; leave --op out, or pin the token axis with --pin SYMBOL=N",
     "rgdr-head-size": "RecurrentGatedDeltaRule needs head sizes that are multiples of {block}, here they are {key_dim} "
     "and {value_dim}; leave --op out",
-    "rgdr-batch-heads": "with {batch} sequences RecurrentGatedDeltaRule needs value heads that are a multiple of "
+    "rgdr-batch-heads": "with {batch:# sequence} RecurrentGatedDeltaRule needs value heads that are a multiple of "
     "{block}, here there are {value_heads}; fuse for one sequence",
     "rgdr-boundary": "RecurrentGatedDeltaRule takes bfloat16 only on this target; add --boundary bf16, or leave "
     "--op out",
@@ -98,7 +99,7 @@ def head_count(mark: str, limit: int, fact: str) -> Limit:
         heads = {"key_heads": case.key_heads, "value_heads": case.value_heads}
         return Reason("head-count", {**heads, "limit": limit})
 
-    return Limit("head-count", mark, f"at most {limit} heads of either kind: {fact}", check)
+    return Limit("head-count", mark, f"at most {number(limit, 'head')} of either kind: {fact}", check)
 
 
 def static_batch(mark: str, fact: str) -> Limit:
@@ -135,7 +136,7 @@ def rgdr_tokens(mark: str, limit: int) -> Limit:
         found = case.tokens_text if case.tokens is None else case.tokens
         return Reason("rgdr-tokens", {"tokens": found, "limit": limit})
 
-    fact = f"1 to {limit} tokens, a number in the file: a longer sequence gets no result and no error"
+    fact = f"{span(1, limit, 'token')}, a number in the file: a longer sequence gets no result and no error"
     return Limit("rgdr-tokens", mark, fact, check)
 
 

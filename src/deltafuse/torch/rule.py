@@ -10,6 +10,7 @@ from torch import Tensor
 from deltafuse.errors import UserError
 from deltafuse.torch import symbolic, translation
 from deltafuse.torch.call import SETTINGS, Call
+from deltafuse.wording import number
 
 #: Torch does not declare what this module exports.
 _jit: Any = torch.jit
@@ -83,7 +84,8 @@ def _run(
                         "each sequence as a batch of its own")  # fmt: skip
     key_heads, value_heads = operands[1].shape[2], operands[2].shape[2]
     if value_heads % key_heads:
-        raise UserError("head-ratio", f"{value_heads} value heads are no multiple of {key_heads} key heads")
+        wrong = number(value_heads, "value head is", "value heads are")
+        raise UserError("head-ratio", f"{wrong} no multiple of {number(key_heads, 'key head')}")
     if torch.onnx.is_in_onnx_export() and _jit.is_tracing():
         return symbolic.export(call, operands)
     if torch.compiler.is_exporting():

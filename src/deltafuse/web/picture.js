@@ -185,7 +185,8 @@ function pictureView(title, picture, names) {
     "Drag or arrow keys move, + and \u2212 zoom, and so does the wheel once the picture was clicked.",
   ];
   const inside = el("div", { class: "inside" }, el("p", { class: "soft" }, said.join(" ")), controls, pane, told, list);
-  const summary = `${title}: ${count(nodes, "node")} in ${picture.boxes.length.toLocaleString("en")} boxes`;
+  const drawn = `${(nodes - hidden).toLocaleString("en")} of ${count(nodes, "node")} drawn`;
+  const summary = `${title}: ${drawn}, in ${picture.boxes.length.toLocaleString("en")} boxes with operands and results`;
   let opened = false;
   return el("details", { class: "picture", ontoggle: (event) => {
     if (opened || !event.target.open) return;

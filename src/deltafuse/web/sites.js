@@ -106,7 +106,7 @@ function notes(site) {
 function drawn(site, pictures) {
   const views = [["Before", site.before], ["After", site.after]].filter(([, use]) => use);
   if (!views.length) return [];
-  const said = site.op ? `Before shows what computes its results. ${count(site.nodes_removed, "node")} ${site.nodes_removed === 1 ? "goes" : "go"} from the file with it: what nothing else needs; what several sites share goes with the first. What others read stays.` : "";
+  const said = site.op ? `Before shows what computes its results, and what reads sizes for that. ${count(site.nodes_removed, "node")} ${site.nodes_removed === 1 ? "goes" : "go"} from the file with it: what nothing else needs; what several sites share goes with the first. What others read stays.` : "";
   return [el("h3", {}, "Graph"), said ? el("p", { class: "soft" }, said) : null, ...views.flatMap(([title, use]) => {
     const picture = pictures[use.picture];
     const said = use.foreign ? [el("p", { class: "soft" }, `Names are those of ${picture.site}, whose graph is the same.`)] : [];
