@@ -61,8 +61,11 @@ class _Sessions:
     def hold(self, key: int, source: str, trial: bytes) -> bool:
         return self.trials.hold(key, source, trial)
 
-    def compare(self, *asked: Any) -> object:
-        return self.trials.compare(*asked)
+    def foresee(self, *asked: Any) -> None:
+        self.trials.foresee(*asked)
+
+    def answer(self, *asked: Any) -> object:
+        return self.trials.answer(*asked)
 
 
 def _serve(source: Source, sink: IO[bytes], *, compares: bool) -> None:
@@ -75,7 +78,8 @@ def _serve(source: Source, sink: IO[bytes], *, compares: bool) -> None:
         "run": (sessions.run, "cut-does-not-run"),
         "unload": (sessions.unload, "cut-does-not-run"),
         "hold": (sessions.hold, "cut-does-not-run"),
-        "compare": (sessions.compare, "cut-does-not-run"),
+        "foresee": (sessions.foresee, "cut-does-not-run"),
+        "answer": (sessions.answer, "cut-does-not-run"),
     }
     while True:
         try:
