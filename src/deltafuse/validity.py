@@ -104,7 +104,9 @@ def _end(
         beyond = max(beyond, limit) if limit == 1 else min(beyond, limit)
     if outcome(beyond) is None:
         return beyond, None
-    likely = _likely(*sorted((right, beyond)))
+    # What was traced at one count is often right for that one only.
+    next_to = (start + 1 if beyond > start else start - 1,) if right == start else ()
+    likely = (*next_to, *_likely(*sorted((right, beyond))))
     while abs(beyond - right) > 1:
         middle = next((n for n in likely if min(right, beyond) < n < max(right, beyond)), (right + beyond) // 2)
         if outcome(middle) is None:
