@@ -111,7 +111,7 @@ class Worker:
         seconds: limit of each call; the child is killed beyond it, and beyond its share of what a whole run may take.
         memory: address space limit of the child in bytes.
         compares: the child is going to be asked for comparisons, and makes ready for them at once.
-        child: that was started already with the same limit; it is told to end with the worker, and who started it waits.
+        child: that was started already with the same limit; told to end with the worker; who started it waits.
 
     A child that was killed is replaced at the next `load`; sessions of the old one answer with a `Reason`.
     """
