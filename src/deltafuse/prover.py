@@ -170,7 +170,13 @@ class _Odd:
 
 def _attempt(setting: Setting, bench: Bench, binding: Binding, fed: Fed) -> Fit | _Odd | Reason:
     feeds = fed.of(binding)
-    ran = bench.run(feeds, binding.numbers, None, fed.prepare)
+
+    def meanwhile() -> None:
+        setting.know_sizes()
+        if not setting.worker.has_answered():
+            fed.prepare()
+
+    ran = bench.run(feeds, binding.numbers, None, meanwhile)
     if isinstance(ran, Reason):
         return ran
     fit = search(setting, Screens(setting, feeds, ran), setting.pattern.recurrence)

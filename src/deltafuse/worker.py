@@ -167,6 +167,10 @@ class Worker:
         answer = self._ask(("run", session.key, used, wanted), meanwhile)
         return answer if isinstance(answer, Reason) else cast("tuple[AnyArray, ...]", answer)
 
+    def has_answered(self) -> bool:
+        """Whether the answer to a question has begun to come, or never will; for what is done meanwhile."""
+        return bool(select.select([self._child.stdout], [], [], 0)[0])
+
     def unload(self, session: Session) -> None:
         """Frees a session."""
         self._ask(("unload", session.key))
