@@ -169,7 +169,7 @@ class Worker:
 
     def has_answered(self) -> bool:
         """Whether the answer to a question has begun to come, or never will; for what is done meanwhile."""
-        return bool(select.select([self._child.stdout], [], [], 0)[0])
+        return bool(select.select([cast("IO[bytes]", self._child.stdout)], [], [], 0)[0])
 
     def unload(self, session: Session) -> None:
         """Frees a session."""
