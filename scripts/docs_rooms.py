@@ -86,7 +86,10 @@ ROOMS = (
         "Running a cut",
         "cut a candidate out, turn it into double, run it in a worker with limits",
         "rules, targets",
-        ("cuts", "probe*", "bench", "feeds", "draws", "worker*", "children", "background", "kernels"),
+        (
+            "cuts", "subexpressions", "probe*", "bench", "feeds", "draws", "worker*", "children", "allocator",
+            "background", "kernels",
+        ),
     ),
     Room(
         "Proving",

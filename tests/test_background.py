@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from itertools import count
 from threading import Event
 
@@ -31,6 +32,14 @@ def test_a_task_raises_where_its_result_is_asked_for() -> None:
         pass
     with pytest.raises(ZeroDivisionError):
         task.result()
+
+
+def test_a_task_knows_what_its_caller_knows() -> None:
+    known = ContextVar("known", default=0)
+    known.set(7)
+    with Task(known.get) as task:
+        known.set(8)
+    assert task.result() == 7
 
 
 def test_turns_are_short_for_as_long_as_a_task_lasts() -> None:

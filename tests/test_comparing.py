@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 import pytest
 
 import graphs
 from deltafuse.classes import classify
-from deltafuse.comparing import there_too
+from deltafuse.comparing import Held, there_too
 from deltafuse.draws import DRAWS, LEAPS
 from deltafuse.patterns import load_file
 from deltafuse.prover import Proven, prove
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
-from deltafuse.trial import Step, Trial
+from deltafuse.trial import Beyond, Step, Trial
 from deltafuse.worker import Worker
 
 
@@ -48,6 +49,50 @@ def test_errors_are_those_of_a_comparison_here(trial: Trial) -> None:
     steps = [Step(trial.binding, how, seed) for seed, how in enumerate(DRAWS)]
     ahead, alone = (one.ahead([step.even for step in steps]) for one in (trial, here))
     assert [ahead.error(step) for step in steps] == [alone.error(step) for step in steps]
+
+
+def test_what_was_foreseen_is_answered_as_what_was_not(trial: Trial) -> None:
+    here = replace(trial, there=None)
+    steps = [Step(trial.binding, how, seed) for seed, how in enumerate(DRAWS)]
+    trial.foresee([*steps, Beyond(trial.binding, 1, single=False)])
+    # In another order, one twice, and one that is in no draw.
+    asked = [*reversed(steps), steps[0], Step(trial.binding, DRAWS[0], 77)]
+    told, alone = (
+        [one.error(step.binding, step.even.how, step.seed) for step in asked] for one in (trial, here)
+    )
+    assert told == alone
+    # No token is a later one.
+    assert trial.goes_on(Beyond(trial.binding, 1, single=False)) is here.goes_on(
+        Beyond(trial.binding, 1, single=False)
+    ) is False
+
+
+def test_what_is_no_longer_likely_is_left_off() -> None:
+    begun, go_on = Event(), Event()
+    ran: list[object] = []
+
+    class Slow:
+        """Stands for a trial whose answers take as long as is wanted."""
+
+        def answer(self, question: object) -> float:
+            ran.append(question)
+            begun.set()
+            assert go_on.wait(60)
+            return 1.0
+
+    held = Held(lambda *_: ())
+    held._trials[1] = cast("Trial", Slow())
+    first, *others = [cast("Any", number) for number in range(6)]
+    held.foresee(1, [first])
+    assert begun.wait(60)
+    held.foresee(1, [first, *others])
+    held.foresee(1, others[-1:])
+    go_on.set()
+    assert [held.answer(1, one) for one in (first, others[-1])] == [1.0, 1.0]
+    held._pool.shutdown()
+    # What runs is not stopped; two run at once.
+    assert set(ran) <= {first, others[0], others[-1]}
+    assert len(ran) == len(set(ran))
 
 
 def test_a_wrong_rule_is_wrong_there_too(trial: Trial, worker: Worker) -> None:

@@ -58,6 +58,7 @@ def fused(model: onnx.ModelProto, folder: Path, *, looks: bool) -> tuple[FuseRep
     with pytest.MonkeyPatch.context() as patch:
         if not looks:
             patch.setattr(Forecast, "look", lambda *_: None)
+            patch.setattr(Forecast, "draw_up", lambda *_: None)
         report = graphs.fuse(source, output, keep_going=True)
     return replace(report, seconds={}), output.read_bytes() if output.exists() else b""
 
@@ -99,3 +100,35 @@ def test_exports_are_outlined_once(name: str, outlines: list[int], tmp_path: Pat
     ahead_of_time = fused(model, tmp_path, looks=True)
     assert outlines == [len(ahead_of_time[0].sites)]
     assert ahead_of_time == fused(model, tmp_path, looks=False)
+
+
+@pytest.mark.parametrize("name", ["outline", "edits_of"])
+def test_what_cannot_be_made_ahead_is_made_in_earnest(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted = fused(beside(graphs.step()), tmp_path, looks=False)
+    made, calls = getattr(drafting, name), list[int]()
+
+    def fails_once(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise LookupError("not yet")
+        return made(*given)
+
+    monkeypatch.setattr(drafting, name, fails_once)
+    monkeypatch.setattr(Forecast, "look", lambda *_: None)
+    model = graphs.save(beside(graphs.step()), tmp_path)
+    report = graphs.fuse(model, tmp_path / "fused.onnx", keep_going=True)
+    assert (replace(report, seconds={}), (tmp_path / "fused.onnx").read_bytes()) == wanted
+    assert len(calls) == 2
+
+
+def test_edits_that_were_made_ahead_are_not_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, calls = drafting.edits_of, list[int]()
+    monkeypatch.setattr(drafting, "edits_of", lambda *given: calls.append(1) or made(*given))
+    source = graphs.save(beside(graphs.step(), graphs.step()), tmp_path)
+    assert graphs.fuse(source, tmp_path / "fused.onnx").exit == 0
+    assert len(calls) == 1
+    # Nothing is going to be written.
+    graphs.fuse(source, None, dry_run=True)
+    assert len(calls) == 1

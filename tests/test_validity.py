@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +11,8 @@ from deltafuse.bench import Binding
 from deltafuse.dims import symbol
 from deltafuse.draws import Draw
 from deltafuse.reasons import Reason
-from deltafuse.validity import find_range
+from deltafuse.trial import Step
+from deltafuse.validity import find_range, range_steps
 
 T, B = symbol("tokens"), symbol("batch")
 
@@ -28,6 +30,7 @@ class Goal:
     high: int
     runs: int = 1
     seen: list[tuple[int | None, int | None]] = field(default_factory=list)
+    foreseen: list[int | None] = field(default_factory=list)
 
     def error(self, at: Binding, how: Draw, seed: int) -> float | Reason:
         self.seen.append((at.tokens, at.batch))
@@ -35,6 +38,9 @@ class Goal:
         if at.tokens < self.runs:
             return Reason("cut-does-not-run", {"error": "too few"})
         return 1e-15 if self.low <= at.tokens <= self.high else 1.0
+
+    def foresee(self, questions: Sequence[Step]) -> None:
+        self.foreseen += [step.binding.tokens for step in questions]
 
 
 @pytest.mark.parametrize(
@@ -80,3 +86,17 @@ def test_no_size_is_run_twice() -> None:
     goal = Goal(33, 48)
     find_range(goal, binding(40), 0)
     assert len(goal.seen) == len(set(goal.seen))
+
+
+def test_what_is_foreseen_is_asked_for() -> None:
+    goal = Goal(1, 64)
+    find_range(goal, binding(5), 0)
+    # Nothing beyond one chunk is begun before the first token behind it is known to be right.
+    assert goal.foreseen == []
+    likely = [(step.binding.tokens, step.binding.batch, step.seed) for step in range_steps(binding(5))]
+    assert likely == [(2, 1, 2), (1, 1, 1), (64, 1, 64), (65, 1, 65)]
+    assert [(tokens, batch) for tokens, batch, _ in likely] == goal.seen
+    assert range_steps(binding(None)) == []
+    free = Goal(1, 10**9)
+    find_range(free, binding(5), 0)
+    assert free.foreseen == [130, 260, 260, 520, 520, 1024, 1024]

@@ -36,16 +36,11 @@ def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
     At few tokens a free batch is larger, and one sequence far larger than the next: what they have of each other shows.
     A power of beta that sequences have of each other shows where the draw with large ones has several of them.
     """
-    several = at.batch is not None and at.batch > 1
-    few = trial.few_tokens(BATCH if several else at.batch)
-    steps = [Step(few or at, replace(DRAWS[0], spread=FAR) if several else DRAWS[0], len(DRAWS))]
-    for seed, how in enumerate(DRAWS):
-        batch = at.batch if seed == 0 or how.surge or at.batch is None else 1
-        steps.append(Step(at.at(at.tokens, batch, seed) or at, how, seed))
+    steps = draw_steps(trial, at)
     ahead = trial.ahead([step.even for step in steps])
     errors: list[float] = []
     for number, step in enumerate(steps):
-        error = _error(ahead, step, full=number == 0)
+        error = _error(ahead, step)
         if number == 0 and error is None:
             # Without it no column would be compared by itself.
             return Reason("overflows", {"draw": step.how.name})
@@ -59,12 +54,33 @@ def errors_on(trial: Trial, at: Binding) -> list[float] | Reason:
     return errors[1:] if worst <= BAR else Reason("not-equal", {"draw": _draw_of(errors), "error": worst})
 
 
-def far_fails(trial: Trial, at: Binding) -> Reason | None:
-    """What the rule does not have and only shows where operands are far from each other: see below, in this order."""
+def columns_step(trial: Trial, at: Binding) -> Step:
+    """The comparison of each column by itself."""
+    several = at.batch is not None and at.batch > 1
+    few = trial.few_tokens(BATCH if several else at.batch)
+    return Step(few or at, replace(DRAWS[0], spread=FAR) if several else DRAWS[0], len(DRAWS), full=True)
+
+
+def draw_steps(trial: Trial, at: Binding) -> list[Step]:
+    """What `errors_on` compares."""
+    steps = [columns_step(trial, at)]
+    for seed, how in enumerate(DRAWS):
+        batch = at.batch if seed == 0 or how.surge or at.batch is None else 1
+        steps.append(Step(at.at(at.tokens, batch, seed) or at, how, seed))
+    return steps
+
+
+def far_steps(trial: Trial, at: Binding) -> list[Step]:
+    """What `far_fails` compares, the chain last."""
     decays = "g" in trial.explained.assignment.values
     few = trial.few_tokens(at.batch) or at
     leaps = [Step(few, how, seed) for seed, how in enumerate(LEAPS)] if decays else []
-    chain = Step(at, CHAIN if decays else replace(CHAIN, decay=_NONE), 0)
+    return [*leaps, Step(at, CHAIN if decays else replace(CHAIN, decay=_NONE), 0)]
+
+
+def far_fails(trial: Trial, at: Binding) -> Reason | None:
+    """What the rule does not have and only shows where operands are far from each other: see below, in this order."""
+    *leaps, chain = far_steps(trial, at)
     ahead = trial.ahead([step.even for step in (*leaps, chain)])
     fault = _leap_fails(ahead, leaps)
     return _chain_fails(ahead, chain) if fault is None else fault
@@ -91,7 +107,7 @@ def _chain_fails(ahead: Ahead, step: Step) -> Reason | None:
     return Reason("not-equal", {"draw": step.how.name, "error": error}) if error > _FAR_BAR else None
 
 
-def _error(ahead: Ahead, step: Step, *, full: bool) -> float | Reason | None:
+def _error(ahead: Ahead, step: Step) -> float | Reason | None:
     """One draw; where it overflows by its decay, the same with plain values; None where these overflow too.
 
     exp(a) * exp(-b) overflows where exp(a - b) does not: then other draws must tell. What overflows with a mild decay
@@ -99,9 +115,9 @@ def _error(ahead: Ahead, step: Step, *, full: bool) -> float | Reason | None:
     """
 
     def with_draw(how: Draw) -> float | Reason:
-        return ahead.error(replace(step, how=how), full=full)
+        return ahead.error(replace(step, how=how))
 
-    error, how = ahead.error(step, full=full), step.how
+    error, how = ahead.error(step), step.how
     if not isinstance(error, Reason) or error.code != "overflows":
         return error
     mild = with_draw(how.mild)

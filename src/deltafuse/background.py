@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from contextvars import copy_context
 from threading import Thread
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -28,7 +29,8 @@ class Task(Generic[T]):
         self._outcome: list[T] = []
         self._error: list[BaseException] = []
         self._usual = sys.getswitchinterval()
-        self._thread = Thread(target=self._run, daemon=True)
+        # What the run may still take is known there too.
+        self._thread = Thread(target=copy_context().run, args=(self._run,), daemon=True)
 
     def __enter__(self) -> Task[T]:
         sys.setswitchinterval(_TURN)

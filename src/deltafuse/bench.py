@@ -14,6 +14,7 @@ from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.draws import Array
 from deltafuse.probe import Cut, to_double
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.subexpressions import without_repeats
 from deltafuse.worker import AnyArray, Session, Worker
 
 TEXTS.update(
@@ -154,11 +155,18 @@ def open_bench(
         if len(shape) > _MOST_AXES or size > _MOST_ELEMENTS:
             said = {"value": names[value], "axes": len(shape), "size": f"{min(size, 1 << 63):.3g}"}
             return Reason("operand-too-large", said | {"limit": _MOST_ELEMENTS})
-    double = to_double(cut.model)
+    double = to_double(without_repeats(cut.model, _same(names, sizes)))
     if isinstance(double, Reason):
         return double
     session = worker.load(double.SerializeToString(), meanwhile)
     return session if isinstance(session, Reason) else Bench(worker, session, names, cut, shapes, sizes)
+
+
+def _same(names: Mapping[int, str], sizes: Mapping[int, tuple[Dim, ...]]) -> dict[str, str]:
+    """Names of shapes that hold what an earlier one holds -> the name of that one."""
+    firsts: dict[tuple[Dim, ...], str] = {}
+    pairs = [(names[value], firsts.setdefault(dims, names[value])) for value, dims in sizes.items()]
+    return {name: first for name, first in pairs if name != first}
 
 
 def bindings(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, cast
 
+from deltafuse.allocator import one_arena
+
 #: Limit of the child's address space in bytes.
 MEMORY = 16 << 30
 
@@ -63,6 +65,7 @@ class Early:
 def early(module: str = "") -> Generator[Early]:
     """Starts a child, which is ended with the block; see `Early`."""
     child = start(compares=True)
+    one_arena()
     try:
         yield Early(child, module)
     finally:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
 from typing import cast
-
-import numpy as np
 
 from deltafuse import layouts
 from deltafuse.bench import Binding
 from deltafuse.dims import Dim, evaluate, symbols
-from deltafuse.draws import DRAWS, Array, Operands
+from deltafuse.draws import DRAWS
 from deltafuse.graph import Graph
 from deltafuse.match import Validity
 from deltafuse.quasi_linear import rounds
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment
 from deltafuse.shapes import Shapes
-from deltafuse.trial import Trial
+from deltafuse.trial import Beyond, Trial
 from deltafuse.while_loops import trip_count
 from deltafuse.wire import Model
 
@@ -92,24 +89,16 @@ def other_beyond(trial: Trial, binding: Binding, validity: Validity, *, looping:
         return None
     if looping and "wrong" in (validity.above, validity.below):
         return reason
-    single = validity.low == validity.high
-    return reason if validity.above == "wrong" and _goes_on(trial, binding, validity.high, single=single) else None
+    if validity.above != "wrong":
+        return None
+    more = beyond(binding, validity)
+    return reason if more is None or trial.goes_on(more) else None
 
 
-def _goes_on(trial: Trial, binding: Binding, high: int, *, single: bool) -> bool:
-    """Whether beyond `high` tokens later ones change a result, and the first ones are still right.
-
-    Where a single size is right, the first ones need not be: a factor may follow the size.
-    """
-    larger = binding.at(high + _TELLING, None if binding.batch is None else 1)
-    if larger is None:
-        return True
-    operands, _ = trial.draw(larger, DRAWS[0], 1)
-    first, second = (trial.results(larger, changed) for changed in (operands, _later_halved(operands, high)))
-    if isinstance(first, Reason) or isinstance(second, Reason):
-        return False
-    reads = any(not _equal(first, second, value) for value in first)
-    return reads and (single or trial.early_error(operands, first, high) <= _BAR)
+def beyond(binding: Binding, validity: Validity) -> Beyond | None:
+    """The question whether a site goes on behind its range; None where the symbols allow no more tokens."""
+    larger = binding.at(validity.high + _TELLING, None if binding.batch is None else 1)
+    return None if larger is None else Beyond(larger, validity.high, validity.low == validity.high)
 
 
 def free_heads(graph: Graph, shapes: Shapes, assignment: Assignment) -> Reason | None:
@@ -157,18 +146,3 @@ def alone_fails(trial: Trial, at: Binding) -> Reason | None:
     if isinstance(error, Reason) or error > _BAR:
         return Reason("batch-one-fails", {"tokens": at.tokens})
     return None
-
-
-def _equal(first: Mapping[int, Array], second: Mapping[int, Array], value: int) -> bool:
-    return bool(np.allclose(first[value], second[value], rtol=1e-9, atol=0))
-
-
-def _later_halved(operands: Operands, high: int) -> Operands:
-    """Every operand but the state with its later tokens changed."""
-    changed: dict[str, Array] = {}
-    for field in fields(operands):
-        array = np.array(cast("Array", getattr(operands, field.name)))
-        if field.name != "state":
-            array[:, high:] *= 0.5
-        changed[field.name] = array
-    return replace(operands, **changed)

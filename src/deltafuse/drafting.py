@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from deltafuse import splice
+from deltafuse import edits, splice
 from deltafuse.adjusting import Adjustments, adjust
 from deltafuse.choosing import Chosen
-from deltafuse.edits import Changes
+from deltafuse.edits import Changes, Edit
 from deltafuse.enclosed import Enclosed
 from deltafuse.errors import InternalError
 from deltafuse.graph import Graph
@@ -16,6 +17,7 @@ from deltafuse.match import SiteReport
 from deltafuse.pinning import PinPlan
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.user_code import at_fault
+from deltafuse.wire import Model
 
 TEXTS.update(
     {
@@ -25,6 +27,10 @@ TEXTS.update(
         "fuse one of the two with --sites, and the other in a second run",
     }
 )
+
+
+#: Numbers in a file of the nodes of a graph in topological order; None where they are the same.
+Order: TypeAlias = "Sequence[int] | None"
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Part:
     changes: Adjustments
     inside: bool = False
 
-    def changed(self, graph: Graph, order: Sequence[int] | None = None) -> Changes:
+    def changed(self, graph: Graph, order: Order = None) -> Changes:
         """The changes; what the file imports is changed with the main graph. See `deltafuse.splice.changes_of`."""
         changes = splice.changes_of(graph, self.plans, self.removed, self.changes, order)
         return replace(changes, opsets=()) if self.inside else changes
@@ -72,6 +78,37 @@ class Draft:
     def pins(self) -> PinPlan | None:
         """Axes that become fixed."""
         return self.parts[0].changes.pins
+
+
+def likely_parts(
+    scopes: Sequence[Enclosed], outlined: Sequence[Outline], plans: Sequence[Sequence[splice.AnyPlan]]
+) -> tuple[Part, ...]:
+    """What `draft` comes to where nothing is refused any more; () where something is already."""
+    parts = [
+        Part(tuple(some), one.removed, one.changes, bool(scope.model.place))
+        for scope, one, some in zip(scopes, outlined, plans, strict=True)
+        if not (isinstance(one.changes, Reason) or one.stuck)
+    ]
+    return tuple(parts) if len(parts) == len(scopes) else ()
+
+
+def edits_of(base: Model, scopes: Sequence[Enclosed], order: Order, parts: Sequence[Part]) -> tuple[Edit, ...]:
+    """The byte edits that a draft's parts come to.
+
+    Args:
+        base: the model that is edited.
+        scopes: its main graph, in topological order, and the bodies that were entered.
+        order: number in `base` of each node of the main graph, None where they are the same.
+        parts: of each scope.
+    """
+    models = [base, *(scope.model for scope in scopes[1:])]
+    orders = [order, *(None for _ in models[1:])]
+    changed = [
+        edit
+        for scope, part, model, numbers in zip(scopes, parts, models, orders, strict=True)
+        for edit in edits.edits_of(model, part.changed(scope.model.graph, numbers))
+    ]
+    return edits.with_sizes(base, changed)
 
 
 def outline(

@@ -191,10 +191,13 @@ class Finder:
         graph, kinds, fence = self._graph, self._kinds, self._pattern.fence
         value_colours = [_FREE] * len(graph.value_names)
         colours, starts = [_FREE] * len(graph.op), [_FREE] * len(graph.op)
+        # Nodes that read a coloured value, and the anchors: no others are looked at.
+        met = bytearray(len(graph.op))
         for node, site in anchors.items():
-            starts[node] = site
+            starts[node], met[node] = site, 1
         weight, data, captures, inside = int(Kind.WEIGHT), int(Kind.DATA), graph.captures, bool(self._model.place)
-        for node in range(min(anchors), len(graph.op)):
+        consumers, node = graph.consumers, -1
+        while (node := met.find(1, node + 1)) >= 0:
             colour = _FREE
             read = graph.node_inputs[node] if node not in captures else graph.reads(node)
             for value in read:
@@ -211,6 +214,8 @@ class Finder:
             colours[node] = colour
             for value in outputs:
                 value_colours[value] = colour
+                for reader in consumers[value]:
+                    met[reader] = 1
         return colours
 
     def _is_placed(self, node: int) -> bool:

@@ -12,12 +12,14 @@ from typing import Any
 
 from deltafuse import drafting
 from deltafuse.choosing import Chosen
-from deltafuse.drafting import Outline
+from deltafuse.drafting import Order, Outline, Part
+from deltafuse.edits import Edit
 from deltafuse.enclosed import Enclosed
 from deltafuse.errors import UserError
 from deltafuse.match import Match, NoMatch, Plan
 from deltafuse.planning import plan_site
 from deltafuse.splice import AnyPlan
+from deltafuse.wire import Model
 
 Plans = Sequence[Sequence[AnyPlan]]
 
@@ -35,6 +37,9 @@ class Forecast:
         self._idle = idle
         self._asked: object = None
         self._outlines: tuple[Outline, ...] = ()
+        self._edited: Model | None = None
+        self._drawn: object = None
+        self._edits: tuple[Edit, ...] = ()
 
     def look(self, scope: Enclosed, sites: Sequence[Match | NoMatch]) -> None:
         """Makes the outline for what is likely to be all that is found."""
@@ -56,6 +61,27 @@ class Forecast:
             return self._outlines
         return drafting.outline(self.chosen, scopes, plans)
 
+    def draw_up(self, base: Model, scopes: Sequence[Enclosed], order: Order, plans: Plans) -> None:
+        """Makes the outline and, where the file is going to be written, the edits ahead of their time.
+
+        What cannot be made is not told: whoever asks for it, once all is proven, is.
+        """
+        options = self.chosen.options
+        with suppress(Exception):
+            if self._asked != (asked := self._key(scopes, plans)):
+                self._outlines, self._asked = drafting.outline(self.chosen, scopes, plans), asked
+            parts = drafting.likely_parts(scopes, self._outlines, plans)
+            if any(plans) and parts and options.output is not None and not options.dry_run:
+                self.edits(base, scopes, order, parts)
+
+    def edits(self, base: Model, scopes: Sequence[Enclosed], order: Order, parts: Sequence[Part]) -> tuple[Edit, ...]:
+        """As `deltafuse.drafting.edits_of`; those that were made last are kept."""
+        asked = [(_drawn(part), part.removed, part.changes) for part in parts]
+        if self._edited is not base or self._drawn != asked:
+            self._edits = drafting.edits_of(base, scopes, order, parts)
+            self._edited, self._drawn = base, asked
+        return self._edits
+
     def _key(self, scopes: Sequence[Enclosed], plans: Plans) -> tuple[Any, ...]:
         """All that an outline depends on: the graphs, what their engines were told, and of the plans these things."""
         asked = [[_asked(self.chosen, plan) for plan in some] for some in plans]
@@ -67,6 +93,15 @@ def _likely(site: Match) -> Match:
     """A site that is still proven and was found at more than one token (a decode step) is right for more than these."""
     valid = site.valid_tokens
     return site if site.proof.draws or valid is None or valid.low == 1 else replace(site, valid_tokens=None)
+
+
+def _drawn(part: Part) -> list[tuple[Any, ...]]:
+    """All of the plans of a part that its edits depend on."""
+    found: list[tuple[Any, ...]] = []
+    for plan in part.plans:
+        ends = [[role.value for role in roles] for roles in (plan.match.operands(), plan.match.results())]
+        found.append((plan.match.name, ends, plan.nodes, plan.value_info))
+    return found
 
 
 def _asked(chosen: Chosen, plan: AnyPlan) -> tuple[Any, ...]:

@@ -58,14 +58,13 @@ def _behind(graph: Graph, start: int) -> bytearray:
     reached = bytearray(len(graph.value_names))
     reached[start] = 1
     captures = graph.captures
+    standard, outputs = graph.standard, graph.node_outputs
     for node, read in enumerate(graph.node_inputs):
-        for value in read if node not in captures else graph.reads(node):
-            if reached[value]:
-                if graph.standard[node] not in ("Shape", "Size"):
-                    for output in graph.node_outputs[node]:
-                        reached[output] = 1
-                    reached[0] = 0
-                break
+        depends = any(map(reached.__getitem__, read if node not in captures else graph.reads(node)))
+        if depends and standard[node] not in ("Shape", "Size"):
+            for output in outputs[node]:
+                reached[output] = 1
+            reached[0] = 0
     return reached
 
 

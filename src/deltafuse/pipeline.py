@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deltafuse import drafting, edits, files, outcome, patterns, plan_file, record
+from deltafuse import drafting, files, outcome, patterns, plan_file, record
 from deltafuse.background import Task
 from deltafuse.children import Early
 from deltafuse.choosing import Chosen, of_options
@@ -57,6 +57,11 @@ class _Found:
     main: Searched
 
     @property
+    def scopes(self) -> list[Enclosed]:
+        """Of all graphs."""
+        return [searched.scope for searched in self.graphs]
+
+    @property
     def graphs(self) -> tuple[Searched, ...]:
         """The main graph and all bodies that were entered."""
         return tuple(self.main.all())
@@ -79,7 +84,8 @@ def fuse(options: FuseOptions, progress: Progress, early: Early | None = None) -
     _check_page(options)
     chosen = plan_file.chosen_by(options)
     options = chosen.options
-    found, draft, reports = _prepare(options, clock, chosen, early)
+    forecast = Forecast(chosen, None if early is None else early.idle)
+    found, draft, reports = _prepare(options, clock, forecast, early)
     report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
     if options.plan is not None and options.dry_run and report.exit in (0, 4):
@@ -89,7 +95,7 @@ def fuse(options: FuseOptions, progress: Progress, early: Early | None = None) -
     if report.exit:
         report = replace(report, sites=outcome.shown(reports))
     elif options.output is not None and not options.dry_run:
-        report = _write(options.output, options, clock, found, draft, report)
+        report = _write(options.output, forecast, clock, found, draft, report)
     return _show(options, clock, found, draft, replace(report, seconds=clock.seconds))
 
 
@@ -103,7 +109,8 @@ def inspect(options: FuseOptions, progress: Progress, early: Early | None = None
     _check_page(options)
     extracted: tuple[str, ...] = ()
     chosen = of_options(options)
-    found, draft, reports = _prepare(options, clock, chosen, early)
+    forecast = Forecast(chosen, None if early is None else early.idle)
+    found, draft, reports = _prepare(options, clock, forecast, early)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft)
     report = _report(chosen, found, draft, reports, clock)
@@ -145,11 +152,10 @@ def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
 @blamed()
 @bounded
 def _prepare(
-    options: FuseOptions, clock: Clock, chosen: Chosen, early: Early | None
+    options: FuseOptions, clock: Clock, forecast: Forecast, early: Early | None
 ) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout, compares=True, child=None if early is None else early.child) as worker:
-        forecast = Forecast(chosen, None if early is None else early.idle)
         found = _find(options, clock, worker, forecast)
         draft, reports = _plan(clock, worker, forecast, found)
         fused = {plan.match.name for plan in draft.plans}
@@ -200,17 +206,17 @@ def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: _Found) -> tu
         ]
         expressions = [plan_expressions(chosen, one.expressions.sites, worker, imports) for one in graphs]
         chosen.check([plan for ordinary, _ in expressions for plan in ordinary])
-        scopes = [searched.scope for searched in graphs]
+        scopes = found.scopes
         likely = [
             (*(plan for plan in plans if isinstance(plan, Plan)), *ordinary)
             for plans, (ordinary, _) in zip(planned, expressions, strict=True)
         ]
-        with Task(lambda: forecast.outline(scopes, likely)) as task:
-            proven = [_prove_plans(chosen, worker, *pair) for pair in zip(graphs, planned, strict=True)]
+        with Task(lambda: [_prove_plans(chosen, worker, *one) for one in zip(graphs, planned, strict=True)]) as task:
+            forecast.draw_up(found.base.model, scopes, found.order, likely)
+        proven = task.result()
         plans = [(*first, *ordinary) for (first, _), (ordinary, _) in zip(proven, expressions, strict=True)]
         # What was refused after all does nothing to the file.
-        whole = list(map(len, plans)) == list(map(len, likely))
-        outlined = task.result() if whole else drafting.outline(chosen, scopes, plans)
+        outlined = forecast.outline(scopes, plans)
     reports = [
         replace(report, inside=one.scope.model.place, looked=() if report.match else one.looked(report.name))
         for one, (_, first), (_, others) in zip(graphs, proven, expressions, strict=True)
@@ -277,18 +283,11 @@ def _report(
 
 
 def _write(
-    output: Path, options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport
+    output: Path, forecast: Forecast, clock: Clock, found: _Found, draft: Draft, report: FuseReport
 ) -> FuseReport:
+    options = forecast.chosen.options
     with clock.stage("writing"):
-        base = found.base.model
-        models = [base, *(searched.scope.model for searched in found.graphs[1:])]
-        orders = [found.order, *(None for _ in models[1:])]
-        changed = [
-            edit
-            for searched, part, model, order in zip(found.graphs, draft.parts, models, orders, strict=True)
-            for edit in edits.edits_of(model, part.changed(searched.scope.model.graph, order))
-        ]
-        built = edits.with_sizes(base, changed)
+        built = forecast.edits(found.base.model, found.scopes, found.order, draft.parts)
         taken = {
             plan.match.name: [searched.scope.model.graph.spans.starts[node] for node in plan.match.nodes]
             for searched, part in zip(found.graphs, draft.parts, strict=True)

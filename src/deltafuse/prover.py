@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from deltafuse import region
-from deltafuse.agreement import errors_on, far_fails
+from deltafuse.agreement import columns_step, draw_steps, errors_on, far_fails, far_steps
 from deltafuse.bench import Bench, Binding, bindings, rebound
 from deltafuse.bodies import LOOPS
 from deltafuse.comparing import there_too
 from deltafuse.counts import smallest_running
-from deltafuse.coverage import alone_fails, free_heads, other_beyond, short_loop, spread_inside, tied
+from deltafuse.coverage import alone_fails, beyond, free_heads, other_beyond, short_loop, spread_inside, tied
 from deltafuse.cuts import open_cut
 from deltafuse.draws import Array
 from deltafuse.feeds import Fed, search_feeds
@@ -28,9 +28,9 @@ from deltafuse.roles import Assignment, gate_layouts
 from deltafuse.roots import overridable
 from deltafuse.search import Fit, Screens, Setting, search
 from deltafuse.shapes import Shapes
-from deltafuse.size_choices import ends_fail, turns, turns_fail
+from deltafuse.size_choices import end_steps, ends_fail, turn_steps, turns, turns_fail
 from deltafuse.trial import Trial
-from deltafuse.validity import find_range
+from deltafuse.validity import find_range, range_steps
 from deltafuse.wire import Model
 from deltafuse.worker import Worker
 
@@ -170,7 +170,13 @@ class _Odd:
 
 def _attempt(setting: Setting, bench: Bench, binding: Binding, fed: Fed) -> Fit | _Odd | Reason:
     feeds = fed.of(binding)
-    ran = bench.run(feeds, binding.numbers, None, fed.prepare)
+
+    def meanwhile() -> None:
+        setting.know_sizes()
+        if not setting.worker.has_answered():
+            fed.prepare()
+
+    ran = bench.run(feeds, binding.numbers, None, meanwhile)
     if isinstance(ran, Reason):
         return ran
     fit = search(setting, Screens(setting, feeds, ran), setting.pattern.recurrence)
@@ -212,6 +218,8 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
         args = {"value": graph.name(out), "operand": graph.name(min(further)), "rule": setting.pattern.name}
         return Reason("further-operand", args)
     trial = there_too(setting.worker, Trial(bench, setting.pattern.recurrence, explained, out, final, binding))
+    # What takes most memory comes first, while what runs beside it takes little.
+    trial.foresee([columns_step(trial, binding), *range_steps(binding)])
     sizes = open_sizes(setting, trial)
     if isinstance(sizes, Reason):
         return sizes
@@ -223,6 +231,11 @@ def _conclude(setting: Setting, bench: Bench, fit: Fit, binding: Binding, outloo
     likely = _likely(trial)
     outlook.expect(likely, setting.pattern)
     validity, at = find_range(trial, binding, explained.assignment.sizes["T"])
+    more = beyond(binding, validity) if validity.above == "wrong" and binding.tokens is not None else None
+    trial.foresee([
+        *([] if more is None else [more]), *end_steps(binding, validity, sizes),
+        *turn_steps(binding, validity, choices, sizes), *draw_steps(trial, at), *far_steps(trial, at),
+    ])  # fmt: skip
     for fault in (
         tied(at),
         other_beyond(trial, binding, validity, looping=bool(loops)),

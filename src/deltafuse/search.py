@@ -29,6 +29,8 @@ TEXTS.update(
     }
 )
 
+#: How many sizes are worked out between two looks at the worker.
+_LOOK = 16
 #: Roles of the rule.
 OPERANDS = ("query", "key", "value", "g", "beta", "state")
 
@@ -63,12 +65,18 @@ class Setting:
         return region.needed_roots(self.model.graph, self.candidate.nodes, self.roots)
 
     def know_sizes(self) -> None:
-        """Works out the sizes inside the candidate, which the guards ask for later."""
+        """Works out sizes inside the candidate, which the guards ask for later, until the worker has answered."""
+        for number, value in enumerate(self._sizes):
+            self.shapes.contents(value)
+            if number % _LOOK == 0 and self.worker.has_answered():
+                return
+
+    @cached_property
+    def _sizes(self) -> Iterator[int]:
+        """The sizes inside the candidate that were not worked out yet."""
         graph, kinds, size = self.model.graph, self.kinds, int(Kind.SHAPE)
-        for node in self.candidate.nodes:
-            for value in graph.node_outputs[node]:
-                if kinds[value] == size:
-                    self.shapes.contents(value)
+        values = (value for node in self.candidate.nodes for value in graph.node_outputs[node])
+        return (value for value in values if kinds[value] == size)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class Shapes:
         self._contents: dict[int, Contents | None] = {0: None}
         self._dtypes: dict[int, int | None] = {0: None}
         self._memo = (self._shapes, self._contents, self._dtypes)
+        self._constants: dict[int, Contents | None] = {}  # one for all engines over a graph, see `again`
         self._called: dict[int, Shapes] = {}
         self.names = Names(self._sizes)
         self.unions = Unions(self.names.rank)
@@ -92,6 +93,8 @@ class Shapes:
     def again(self, sizes: Mapping[str, int]) -> Shapes:
         """A new engine over the same file and the same defined values, with numbers for some symbols."""
         fresh = Shapes(self.model, sizes)
+        if fresh.graph is self.graph:
+            fresh._constants = self._constants
         for value, (shape, dtype) in self.defined.items():
             fresh.define(value, shape, dtype)
         return fresh
@@ -205,14 +208,17 @@ class Shapes:
         stack, opened, memo = [(value, kind)], set[tuple[int, int]](), self._memo
         while stack:
             top = stack[-1]
-            if top[0] in memo[top[1]]:
+            value, kind = top
+            if value in memo[kind]:
                 stack.pop()
-            elif top in opened or not (needs := self._needs(*top)):
-                self._settle(*top)  # all it needs is settled, or the graph has a cycle
-                stack.pop()
-            else:
+                continue
+            rule = self._rule(value, kind)
+            if rule is not None and top not in opened and (needs := self._needs(rule, value)):
                 opened.add(top)
                 stack += needs
+            else:
+                self._settle(rule, value, kind)  # all it needs is settled, or the graph has a cycle
+                stack.pop()
 
     def _rule(self, value: int, kind: int) -> Rule[Any] | None:
         graph, node = self.graph, self.graph.producer[value]
@@ -223,55 +229,47 @@ class Shapes:
             return CALL_RULES[kind]
         return _TABLES[kind].get(rule_key(graph.op[node], domain) if domain else graph.standard[node])
 
-    def _needs(self, value: int, kind: int) -> list[tuple[int, int]]:
+    def _needs(self, rule: Rule[Any], value: int) -> list[tuple[int, int]]:
         """What must be settled before, and is not."""
-        rule, node, found = self._rule(value, kind), self.graph.producer[value], list[tuple[int, int]]()
-        if rule is None:
-            return found
-        inputs, memo = self.graph.node_inputs[node], self._memo
+        graph, memo, found = self.graph, self._memo, list[tuple[int, int]]()
+        inputs = graph.node_inputs[node := graph.producer[value]]
         for wanted, positions in rule.needs:
+            known = memo[wanted]
             read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
-            found += [(need, wanted) for need in read if need not in memo[wanted]]
-        for captured in self.graph.captures.get(node, ()):
+            found += [(need, wanted) for need in read if need not in known]
+        for captured in graph.captures.get(node, ()):
             found += [(captured, wanted) for wanted in range(3) if captured not in memo[wanted]]
         return found
 
-    def _settle(self, value: int, kind: int) -> None:
-        if (head := self._head(value)) is not None:
-            found = head.dims if kind == _SHAPE else head.dtype if kind == _DTYPE else read_small(self.model, head)
-            cast("dict[int, Any]", self._memo[kind])[value] = found
-        else:
-            (self._settle_shapes, self._settle_contents, self._settle_dtypes)[kind](value)
+    def _settle(self, rule: Rule[Any] | None, value: int, kind: int) -> None:
+        memo, graph, node = cast("dict[int, Any]", self._memo[kind]), self.graph, self.graph.producer[value]
+        if rule is None and (head := self._head(value)) is not None:
+            memo[value] = self._constant(head, value) if kind == _CONTENTS else (head.dims, None, head.dtype)[kind]
+            return
+        found = None if rule is None else self._run(rule, node)
+        found = tuple(found.shapes) if isinstance(found, Outputs) else (found,) if kind == _SHAPE else found
+        for output, one in paired(value, (value,) if node < 0 else graph.node_outputs[node], found, memo):
+            if kind == _SHAPE:
+                memo[output] = self._finish(output, one)
+            elif kind == _CONTENTS:
+                memo[output] = one if one is not None and one.size <= MAX_ELEMENTS else None
+            else:
+                memo[output] = declared_dtype(graph.value_info(output)) if one is None else one
+
+    def _constant(self, head: TensorHead, value: int) -> Contents | None:
+        if value not in self._constants:
+            self._constants[value] = read_small(self.model, head)
+        return self._constants[value]
 
     def _head(self, value: int) -> TensorHead | None:
         head, node = self.graph.initializers.get(value), self.graph.producer[value]
         return self.graph.constant_head(node) if head is None and node >= 0 else head
 
-    def _run(self, value: int, kind: int) -> Any:
-        rule = self._rule(value, kind)
+    def _run(self, rule: Rule[Any], node: int) -> Any:
         try:
-            return None if rule is None else rule.run(Op(self, self.graph.producer[value]))
+            return rule.run(Op(self, node))
         except (ArithmeticError, LookupError, ValueError):  # a graph that onnxruntime would refuse
             return None
-
-    def _outputs(self, value: int, kind: int, found: object) -> list[tuple[int, Any]]:
-        node = self.graph.producer[value]
-        return paired(value, (value,) if node < 0 else self.graph.node_outputs[node], found, self._memo[kind])
-
-    def _settle_shapes(self, value: int) -> None:
-        result = cast("PartialShape | Outputs | None", self._run(value, _SHAPE))
-        found = tuple(result.shapes) if isinstance(result, Outputs) else (result,)
-        for output, shape in self._outputs(value, _SHAPE, found):
-            self._shapes[output] = self._finish(output, shape)
-
-    def _settle_contents(self, value: int) -> None:
-        for output, contents in self._outputs(value, _CONTENTS, self._run(value, _CONTENTS)):
-            kept = contents is not None and contents.size <= MAX_ELEMENTS
-            self._contents[output] = contents if kept else None
-
-    def _settle_dtypes(self, value: int) -> None:
-        for output, dtype in self._outputs(value, _DTYPE, self._run(value, _DTYPE)):
-            self._dtypes[output] = declared_dtype(self.graph.value_info(output)) if dtype is None else dtype
 
     def _finish(self, value: int, shape: PartialShape | None) -> tuple[Dim, ...] | None:
         declared = self.declared(value) if value in self.graph.type_spans else None
@@ -282,8 +280,10 @@ class Shapes:
         if declared is not None and len(declared) != len(shape):
             self.conflicts.append(Conflict(self.graph.producer[value], len(shape), len(declared)))
             declared = None
-        stated = [None] * len(shape) if declared is None else declared
-        return tuple(self._choose(value, i, *pair) for i, pair in enumerate(zip(shape, stated, strict=True)))
+        if declared is None:
+            found = enumerate(shape)
+            return tuple(dim if isinstance(dim, int) else self._choose(value, i, dim, None) for i, dim in found)
+        return tuple(self._choose(value, i, *pair) for i, pair in enumerate(zip(shape, declared, strict=True)))
 
     def _choose(self, value: int, axis: int, dim: Dim | None, stated: Dim | None) -> Dim:
         """One size of what a rule yields and what the file says; the rule is right unless it knows nothing."""

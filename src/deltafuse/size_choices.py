@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 from typing import Any
@@ -17,7 +17,7 @@ from deltafuse.quasi_linear import rounds
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shapes import Shapes
 from deltafuse.size_flow import Sizes
-from deltafuse.trial import Trial
+from deltafuse.trial import Step, Trial
 
 TEXTS.update(
     {
@@ -107,14 +107,13 @@ def turns_fail(
         choices: as `turns` finds them.
         sizes: how the site makes use of them.
     """
-    if not choices:
-        return None
-    length = lcm(*(choice.length for choice in choices), *sizes.chunks, 2 if sizes.masks else 1)
+    length = _round_of(choices, sizes)
     for choice in choices:
         if length > _MOST_TURNS or all(choice.symbol not in symbols(dim) for dim in binding.tokens_dims):
             return Reason("position-gate", {"op": "If", "node": choice.node})
-    for tokens in range(validity.low, min(validity.low + length - 1, validity.high) + 1):
-        if any(not _is_right(trial, binding, tokens, batch) for batch in _batches(binding)):
+    for tokens, batch in _turning(binding, validity, length):
+        at = binding.at(tokens, batch)
+        if at is None or not _is_right(trial, _step(at, tokens)):
             return Reason("position-gate", {"op": "If", "node": choices[0].node})
     return None
 
@@ -128,19 +127,46 @@ def ends_fail(trial: Trial, binding: Binding, validity: Validity, sizes: Sizes) 
         validity: the range in which it is.
         sizes: how the site makes use of them.
     """
+    for step in end_steps(binding, validity, sizes):
+        if not _is_right(trial, step):
+            tokens = step.binding.tokens
+            return Reason("some-tokens-only", {"tokens": tokens, "low": validity.low, "high": validity.high})
+    return None
+
+
+def end_steps(binding: Binding, validity: Validity, sizes: Sizes) -> list[Step]:
+    """What `ends_fail` compares: at sizes that the symbols allow."""
     counts = {1, 2, 3} if sizes.masks or sizes.chunks else set[int]()
     counts |= {count for chunk in sizes.chunks for count in (chunk - 1, chunk, chunk + 1, 2 * chunk, 2 * chunk + 1)}
     counts |= {validity.high} if sizes.farthest > _NEAR else set[int]()
-    if binding.tokens is None:
-        return None
-    for tokens in sorted(counts):
-        if not validity.low <= tokens <= validity.high:
-            continue
-        # The range was found with one sequence.
-        batches = [batch for batch in _batches(binding) if tokens not in validity.tried or batch not in (None, 1)]
-        if any(not _is_right(trial, binding, tokens, batch, at_all=False) for batch in batches):
-            return Reason("some-tokens-only", {"tokens": tokens, "low": validity.low, "high": validity.high})
-    return None
+    inside = [count for count in sorted(counts) if validity.low <= count <= validity.high]
+    # The range was found with one sequence.
+    tries = [
+        (tokens, batch)
+        for tokens in inside if binding.tokens is not None
+        for batch in _batches(binding) if tokens not in validity.tried or batch not in (None, 1)
+    ]  # fmt: skip
+    found = [(tokens, binding.at(tokens, batch)) for tokens, batch in tries]
+    return [_step(at, tokens) for tokens, at in found if at is not None]
+
+
+def turn_steps(binding: Binding, validity: Validity, choices: Sequence[Turns], sizes: Sizes) -> list[Step]:
+    """What `turns_fail` compares, where all is right."""
+    turning = _turning(binding, validity, _round_of(choices, sizes))
+    found = [(tokens, binding.at(tokens, batch)) for tokens, batch in turning]
+    return [_step(at, tokens) for tokens, at in found if at is not None]
+
+
+def _round_of(choices: Sequence[Turns], sizes: Sizes) -> int:
+    """After how many tokens all choices, and all else that sizes decide, come round again together; 0 for no choice."""
+    return lcm(*(choice.length for choice in choices), *sizes.chunks, 2 if sizes.masks else 1) if choices else 0
+
+
+def _turning(binding: Binding, validity: Validity, length: int) -> Iterator[tuple[int, int | None]]:
+    """The token counts of one round, each with the batches to try."""
+    for tokens in range(validity.low, min(validity.low + length - 1, validity.high) + 1):
+        for batch in _batches(binding):
+            yield tokens, batch
 
 
 def _batches(binding: Binding) -> tuple[int | None, ...]:
@@ -148,12 +174,12 @@ def _batches(binding: Binding) -> tuple[int | None, ...]:
     return (binding.batch,) if binding.batch in (None, 1) else (1, binding.batch)
 
 
-def _is_right(trial: Trial, binding: Binding, tokens: int, batch: int | None, *, at_all: bool = True) -> bool:
-    """Whether a site is right at some sizes; `at_all` says whether it has to be possible to give it these."""
-    at = binding.at(tokens, batch)
-    if at is None:
-        return not at_all
-    error = trial.error(at, DRAWS[0], tokens)
+def _step(at: Binding, tokens: int) -> Step:
+    return Step(at, DRAWS[0], tokens)
+
+
+def _is_right(trial: Trial, step: Step) -> bool:
+    error = trial.error(step.binding, step.how, step.seed)
     return not isinstance(error, Reason) and error <= _BAR
 
 

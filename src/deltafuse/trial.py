@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 
 from deltafuse import layouts
 from deltafuse.bench import Bench, Binding
-from deltafuse.draws import Array, Draw, Operands, draw
+from deltafuse.draws import DRAWS, Array, Draw, Operands, draw
 from deltafuse.match import Validity
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
@@ -28,15 +28,21 @@ TEXTS.update(
 
 #: Tokens that show each step of the rule, the second and later states too.
 _FEW = 6
+_EARLY_BAR = 1e-10
 
 
 @dataclass(frozen=True)
 class Step:
-    """One comparison: sizes, the kind of operands, the seed of the draw."""
+    """One comparison: sizes, the kind of operands, the seed of the draw.
+
+    Attributes:
+        full: compare every column of the value axis, not two random mixtures of them (the rule is linear there).
+    """
 
     binding: Binding
     how: Draw
     seed: int
+    full: bool = False
 
     @property
     def even(self) -> Step:
@@ -47,11 +53,34 @@ class Step:
         return replace(self, how=replace(self.how, scale=1.0)) if self.how.spread else self
 
 
+@dataclass(frozen=True)
+class Beyond:
+    """A question about more tokens than a site is right for: whether it goes on there, see `Trial.goes_on`.
+
+    Attributes:
+        binding: sizes with more tokens.
+        high: the most tokens that it is right for.
+        single: whether it is right for that many only: then the first ones need not be, a factor may follow the size.
+    """
+
+    binding: Binding
+    high: int
+    single: bool
+
+
+#: What a trial is asked: the error of a step that is even, or whether a site goes on.
+Question: TypeAlias = "Step | Beyond"
+
+
 class Elsewhere(Protocol):
     """Another process that has the trial too."""
 
-    def error(self, step: Step, then: Step | None, *, full: bool) -> float | Reason | None:
-        """The error of an even step, None where it must be compared here; `then` is the next one, if that is known."""
+    def answer(self, question: Question) -> float | Reason | None:
+        """As `Trial.answer`; None where it must be found here."""
+        ...
+
+    def foresee(self, questions: Sequence[Question]) -> None:
+        """Says what is likely to be asked for next, in this order, in place of what was said before."""
         ...
 
 
@@ -91,29 +120,56 @@ class Trial:
             seed: of the draw.
             full: compare every column of the value axis, not two random mixtures of them (the rule is linear there).
         """
-        return self.ahead(()).error(Step(binding, how, seed), full=full)
+        return self.ahead(()).error(Step(binding, how, seed, full))
 
     def ahead(self, steps: Sequence[Step]) -> Ahead:
         """Makes the comparisons of some steps in turn, or only their draws: each next one while the worker computes."""
         return Ahead(self, steps)
 
+    def foresee(self, questions: Sequence[Question]) -> None:
+        """Says what is likely to be asked for next, so that another process may find it ahead of its time."""
+        if self.there is not None:
+            self.there.foresee([one.even if isinstance(one, Step) else one for one in questions])
+
+    def answer(self, question: Question) -> float | Reason:
+        """What a question is answered in this process; whether a site goes on as 1.0 or 0.0."""
+        if isinstance(question, Beyond):
+            return float(self._goes_on(question))
+        drawn = self.draw(question.binding, question.how, question.seed)
+        return self.compared(drawn, question)
+
+    def goes_on(self, beyond: Beyond) -> bool:
+        """Whether beyond the tokens that a site is right for later ones change a result, and the first are right."""
+        found = None if self.there is None else self.there.answer(beyond)
+        return self._goes_on(beyond) if found is None or isinstance(found, Reason) else bool(found)
+
+    def _goes_on(self, beyond: Beyond) -> bool:
+        operands, _ = self.draw(beyond.binding, DRAWS[0], 1)
+        changed = _later_halved(operands, beyond.high)
+        first, second = (self.results(beyond.binding, given) for given in (operands, changed))
+        if isinstance(first, Reason) or isinstance(second, Reason):
+            return False
+        reads = any(not _equal(first[value], second[value]) for value in first)
+        return reads and (beyond.single or self._early_error(operands, first, beyond.high) <= _EARLY_BAR)
+
     # What leaves the range of numbers is told by what comes out.
     @np.errstate(all="ignore")
     def compared(
-        self, drawn: tuple[Operands, dict[str, int]], step: Step, *, full: bool, meanwhile: Callable[[], object]
+        self, drawn: tuple[Operands, dict[str, int]], step: Step, meanwhile: Callable[[], object] | None = None
     ) -> float | Reason:
         """See `error`; for operands that are drawn already."""
         assignment, how, seed = self.explained.assignment, step.how, step.seed
         operands, sizes = drawn
         scaled = self._scaling(how, sizes)
-        mix = None if full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
+        mix = None if step.full else np.random.default_rng(seed).standard_normal((sizes["V"], 2))
         wanted: list[tuple[Array, Array]] = []
 
         def follow_the_rule() -> None:
             unscaled = scaled.of_rule(operands)
             mixed = unscaled if mix is None else project(unscaled, mix)
             wanted.append(run_rule(self.recurrence, mixed, assignment.preparation()))
-            meanwhile()
+            if meanwhile is not None:
+                meanwhile()
 
         ran = self.results(step.binding, scaled.of_site(operands), follow_the_rule)
         if isinstance(ran, Reason):
@@ -142,7 +198,7 @@ class Trial:
         ends = (self.out,) if self.final is None else (self.out, self.final)
         return self.bench.run(self.explained.assignment.write(operands), binding.numbers, ends, meanwhile)
 
-    def early_error(self, operands: Operands, ran: Mapping[int, Array], count: int) -> float:
+    def _early_error(self, operands: Operands, ran: Mapping[int, Array], count: int) -> float:
         """Relative error of the first tokens of the output."""
         assignment = self.explained.assignment
         sizes = {**assignment.sizes, "T": operands.value.shape[1], "B": operands.value.shape[0]}
@@ -210,23 +266,29 @@ class Ahead:
             return ready[1]
         return self._trial.draw(step.binding, step.how, step.seed)
 
-    def expect(self, steps: Sequence[Step]) -> None:
-        """Says what comes next, in place of what was said before."""
-        self._steps = deque(steps)
-
     def prepare(self) -> None:
         """Draws what comes next."""
         if self._steps:
             step = self._steps[0]
             self._ready = step, self._trial.draw(step.binding, step.how, step.seed)
 
-    def error(self, step: Step, *, full: bool = False) -> float | Reason:
+    def error(self, step: Step) -> float | Reason:
         """As `Trial.error`."""
         even, there = step.even, self._trial.there
-        if there is not None:
-            if self._steps and self._steps[0] == even:
-                self._steps.popleft()
-            found = there.error(even, next(iter(self._steps), None), full=full)
-            if found is not None:
-                return found
-        return self._trial.compared(self.draw(even), even, full=full, meanwhile=self.prepare)
+        found = None if there is None else there.answer(even)
+        return self._trial.compared(self.draw(even), even, self.prepare) if found is None else found
+
+
+def _equal(first: Array, second: Array) -> bool:
+    return bool(np.allclose(first, second, rtol=1e-9, atol=0))
+
+
+def _later_halved(operands: Operands, high: int) -> Operands:
+    """Every operand but the state with its later tokens changed."""
+    changed: dict[str, Array] = {}
+    for role in fields(operands):
+        array = np.array(cast("Array", getattr(operands, role.name)))
+        if role.name != "state":
+            array[:, high:] *= 0.5
+        changed[role.name] = array
+    return replace(operands, **changed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from deltafuse.bench import Binding
 from deltafuse.draws import DRAWS, Draw
 from deltafuse.match import Validity
 from deltafuse.reasons import Reason
+from deltafuse.trial import Step
 
 #: A graph that is still right here is taken to be right for any count (traced chunk counts end far below).
 _FAR = 1024
@@ -24,6 +25,23 @@ class Goal(Protocol):
     def error(self, binding: Binding, how: Draw, seed: int) -> float | Reason:
         """Relative error, or why it does not run."""
         ...
+
+    def foresee(self, questions: Sequence[Step]) -> None:
+        """Is told what is likely to be tried next."""
+        ...
+
+
+def range_steps(start: Binding) -> list[Step]:
+    """What `find_range` is likely to compare first: few tokens are right, and one chunk, and what comes behind it."""
+    if start.tokens is None:
+        return []
+    counts: list[int] = []
+    while (counts or [start.tokens])[-1] > 1:
+        counts.append((counts or [start.tokens])[-1] // 2)
+    beyond = start.tokens
+    while beyond <= max(_CHUNKS):
+        counts.append(beyond := _further(beyond))
+    return _steps(start, counts)
 
 
 def find_range(goal: Goal, start: Binding, fixed: int) -> tuple[Validity, Binding]:
@@ -43,6 +61,8 @@ def find_range(goal: Goal, start: Binding, fixed: int) -> tuple[Validity, Bindin
 
     def outcome(tokens: int) -> str | None:
         if tokens not in tried:
+            if tokens > max(_CHUNKS) + 1:
+                goal.foresee(_steps(start, sorted({tokens, min(_further(tokens), _FAR)})))
             tried[tokens] = _try(goal, start, tokens)
         return tried[tokens]
 
@@ -54,13 +74,24 @@ def find_range(goal: Goal, start: Binding, fixed: int) -> tuple[Validity, Bindin
 
 def _try(goal: Goal, start: Binding, tokens: int) -> str | None:
     """``fails``, ``wrong``, or None where the graph is right."""
-    binding = start.at(tokens, 1 if start.batch is not None else None)
-    if binding is None:
+    step = _step(start, tokens)
+    if step is None:
         return "fails"
-    error = goal.error(binding, DRAWS[0], tokens)
+    error = goal.error(step.binding, step.how, step.seed)
     if isinstance(error, Reason):
         return "fails"
     return None if error <= _BAR else "wrong"
+
+
+def _step(start: Binding, tokens: int) -> Step | None:
+    """The comparison at some tokens of one sequence; None where the symbols allow none."""
+    binding = start.at(tokens, 1 if start.batch is not None else None)
+    return None if binding is None else Step(binding, DRAWS[0], tokens)
+
+
+def _steps(start: Binding, counts: Iterable[int]) -> list[Step]:
+    """The comparisons at those of some token counts that the symbols allow."""
+    return [step for step in (_step(start, count) for count in counts) if step is not None]
 
 
 def _end(
@@ -73,7 +104,9 @@ def _end(
         beyond = max(beyond, limit) if limit == 1 else min(beyond, limit)
     if outcome(beyond) is None:
         return beyond, None
-    likely = _likely(*sorted((right, beyond)))
+    # What was traced at one count is often right for that one only.
+    next_to = (start + 1 if beyond > start else start - 1,) if right == start else ()
+    likely = (*next_to, *_likely(*sorted((right, beyond))))
     while abs(beyond - right) > 1:
         middle = next((n for n in likely if min(right, beyond) < n < max(right, beyond)), (right + beyond) // 2)
         if outcome(middle) is None:

@@ -19,6 +19,7 @@ from deltafuse.measure import sums_of
 from deltafuse.probe import Session, Worker, to_double
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.rule import relative
+from deltafuse.subexpressions import without_repeats
 from deltafuse.verify_bars import EXACT, Bar, bar
 from deltafuse.verify_cut import Pair
 from deltafuse.verify_draws import PairDraws, Run, drawn, drawn_as_typed, exactly
@@ -107,7 +108,7 @@ class _Trial:
         self._close = close
 
     def run(self) -> SiteVerdict | Reason:
-        unfused = self._load(to_double(self._pair.unfused))
+        unfused = self._load(to_double(without_repeats(self._pair.unfused)))
         if isinstance(unfused, Reason):
             return unfused
         try:

@@ -111,7 +111,7 @@ class Worker:
         seconds: limit of each call; the child is killed beyond it, and beyond its share of what a whole run may take.
         memory: address space limit of the child in bytes.
         compares: the child is going to be asked for comparisons, and makes ready for them at once.
-        child: that was started already with the same limit; it is ended with the worker.
+        child: that was started already with the same limit; told to end with the worker; who started it waits.
 
     A child that was killed is replaced at the next `load`; sessions of the old one answer with a `Reason`.
     """
@@ -122,6 +122,7 @@ class Worker:
         self.seconds = seconds
         self._memory = memory
         self._compares = compares
+        self._given = child
         self._child = self._start() if child is None else child
 
     def __enter__(self) -> Worker:  # noqa: PYI034 - typing has Self from 3.11 on only
@@ -166,6 +167,10 @@ class Worker:
         answer = self._ask(("run", session.key, used, wanted), meanwhile)
         return answer if isinstance(answer, Reason) else cast("tuple[AnyArray, ...]", answer)
 
+    def has_answered(self) -> bool:
+        """Whether the answer to a question has begun to come, or never will; for what is done meanwhile."""
+        return bool(select.select([cast("IO[bytes]", self._child.stdout)], [], [], 0)[0])
+
     def unload(self, session: Session) -> None:
         """Frees a session."""
         self._ask(("unload", session.key))
@@ -176,7 +181,10 @@ class Worker:
 
     def close(self) -> None:
         """Ends the child."""
-        children.end(self._child)
+        if self._child is self._given:
+            self._child.kill()
+        else:
+            children.end(self._child)
 
     def _start(self) -> Child:
         return children.start(self._memory, compares=self._compares)

@@ -14,6 +14,7 @@ from importlib import import_module
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from deltafuse.allocator import one_arena
 from deltafuse.worker import AnyArray, Source, read_message, shown, write_message
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ class _Sessions:
     def hold(self, key: int, source: str, trial: bytes) -> bool:
         return self.trials.hold(key, source, trial)
 
-    def compare(self, *asked: Any) -> object:
-        return self.trials.compare(*asked)
+    def foresee(self, *asked: Any) -> None:
+        self.trials.foresee(*asked)
+
+    def answer(self, *asked: Any) -> object:
+        return self.trials.answer(*asked)
 
 
 def _serve(source: Source, sink: IO[bytes], *, compares: bool) -> None:
@@ -75,7 +79,8 @@ def _serve(source: Source, sink: IO[bytes], *, compares: bool) -> None:
         "run": (sessions.run, "cut-does-not-run"),
         "unload": (sessions.unload, "cut-does-not-run"),
         "hold": (sessions.hold, "cut-does-not-run"),
-        "compare": (sessions.compare, "cut-does-not-run"),
+        "foresee": (sessions.foresee, "cut-does-not-run"),
+        "answer": (sessions.answer, "cut-does-not-run"),
     }
     while True:
         try:
@@ -97,6 +102,7 @@ def main() -> None:
     """
     memory = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    one_arena()
     # Kernels that print must not disturb the protocol: stdout becomes stderr for everything else.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
