@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +15,7 @@ import onnx
 import pytest
 
 import graphs
+from deltafuse.children import MEMORY
 from deltafuse.reasons import Reason
 from deltafuse.worker import Session, Worker, read_message, write_message
 
@@ -221,3 +224,12 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(worker: Work
     answer = worker.run(session, {"a": np.zeros(1), "b": np.ones(1)}, ("s",))
     assert not isinstance(answer, Reason)
     assert answer[0].tolist() == [1.0]
+
+
+def test_a_child_that_computes_ahead_does_not_outlive_who_asks() -> None:
+    begun = "from concurrent.futures import ThreadPoolExecutor; ThreadPoolExecutor(1).submit(time.sleep, 250)"
+    served = f"from deltafuse import worker_main as child; sys.argv[1:] = ['{MEMORY}']; child.main()"
+    script = f"import sys, time; {begun}; {served}"
+    # The test's own time limit is 300 s.
+    ended = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, check=False, timeout=120)
+    assert ended.returncode == 0
