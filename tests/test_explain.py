@@ -65,6 +65,13 @@ def test_a_misspelt_code_names_the_nearest(fuse: Fuse) -> None:
     assert "see the list of `fuse explain`" in fuse("explain", "qqqqqq").err
 
 
+@pytest.mark.parametrize(("code", "hint"), [("not-the-rle", "did you mean not-the-rule"), ("zzz-*", "see the list")])
+def test_a_code_that_is_not_known_is_told_beside_those_that_are(fuse: Fuse, code: str, hint: str) -> None:
+    done = fuse("explain", "valid_tokens", code, "pin-*", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "unknown-code")
+    assert f"there is no code {code!r}; {hint}" in done.document["error"]["text"]
+
+
 def test_completion_offers_every_code() -> None:
     offered = set(candidates(["explain"], ""))
     assert {one.code for one in explained()} - offered == set()

@@ -429,6 +429,19 @@ def test_nodes_out_of_order_are_no_fault(fuse: Fuse, tmp_path: Path) -> None:
     assert fuse(hostile(backwards, tmp_path), "-o", tmp_path / "fused.onnx").exit == 0
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["passed through", "a constant"])
+def test_a_model_without_nodes_has_nothing_to_fuse(fuse: Fuse, tmp_path: Path, given: bool) -> None:
+    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])]
+    constant = helper.make_tensor("x", TensorProto.FLOAT, [1], [2.0])
+    graph = helper.make_graph([], "g", ends if given else [], ends, [] if given else [constant])
+    path = tmp_path / "empty.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    exits = [fuse(*command).exit for command in commands(path, tmp_path)]
+    assert exits == [3, 3, 0, 3, 3, 1, 5, 5]
+    assert fuse("inspect", path, "--target", "ort", "--html", tmp_path / "page.html").exit == 3
+    assert "no layer was recognised" in (tmp_path / "page.html").read_text()
+
+
 def test_an_initializer_twice_with_the_same_bytes_is_no_fault(fuse: Fuse, tmp_path: Path) -> None:
     def twice(model: ModelProto) -> None:
         model.graph.initializer.extend([helper.make_tensor("twice", TensorProto.FLOAT, [1], [1.0])] * 2)

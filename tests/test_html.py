@@ -95,6 +95,21 @@ def test_the_page_needs_nothing_else_and_follows_the_scheme(fuse, fused, tmp_pat
     assert names == dark >= {"first", "second", "ground", "text"}
 
 
+def test_what_the_terminal_sums_up_stands_on_the_page_too(fuse, fused, tmp_path):
+    shown = fuse("verify", *fused(DECODE), "--html", tmp_path / "page.html").out.splitlines()
+    text, found = read(tmp_path / "page.html")
+    words = "".join(found.text)
+    assert shown[-1] in words
+    (fed,) = (line for line in shown if line.startswith("inputs (seed 0): "))
+    (chosen,) = (line for line in shown if "same most likely token" in line)
+    assert fed in words
+    assert chosen in words
+    # A site whose error is the same in both has both dots to be seen.
+    first = min(site for site in re.findall(r"<title>([^<,]*), isolated: ", text))
+    dots = re.findall(rf'r="([0-9.]+)"><title>{first}, (accumulated|isolated)', text)
+    assert [(kind, float(radius)) for radius, kind in dots] == [("accumulated", 5.5), ("isolated", 3.5)]
+
+
 def test_what_is_wrong_is_on_the_page(fuse, fused, tmp_path):
     source, output = fused(DECODE)
     model = onnx.load(output)
@@ -156,7 +171,7 @@ def test_a_decade_is_as_high_everywhere():
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [float("inf"), 1.0], [float("nan"), 1e-3], [5.0, 5.0], [1e-3]])
 def test_no_value_leaves_the_plot(values):
-    svg = log_plot("t", [Series("a", values, "first", marked=True)], [str(i) for i in range(len(values))], bar=0.02)
+    svg = log_plot("t", [Series("a", values, "first", dot=3.5)], [str(i) for i in range(len(values))], bar=0.02)
     for x, y in points(svg)[0]:
         assert 0 <= x <= WIDTH
         assert 0 <= y <= HEIGHT
@@ -170,6 +185,6 @@ def test_many_places_have_few_labels():
 
 
 def test_texts_are_escaped():
-    svg = log_plot('a "b"', [Series("<x>", [1.0], "first", marked=True)], ["<y>"])
+    svg = log_plot('a "b"', [Series("<x>", [1.0], "first", dot=3.5)], ["<y>"])
     assert "<x>" not in svg
     assert "<y>" not in svg

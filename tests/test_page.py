@@ -23,7 +23,7 @@ from deltafuse.evidence import Evidence
 from deltafuse.html_base import asset, embedded_json, packed
 from deltafuse.html_fuse import LAYOUT, page
 from deltafuse.layer_map import Layer, layer_map
-from deltafuse.match import SiteReport
+from deltafuse.match import FuseReport, SiteReport
 from deltafuse.options import FuseOptions, SilentProgress
 from deltafuse.page_pictures import Pictures
 from deltafuse.page_summary import bars, counts
@@ -243,6 +243,45 @@ def test_a_near_miss_has_its_page_and_the_closest_neighbours(fuse, tmp_path):
     assert told["nearest"]["differences"][0]["name"] == site["nearest"]["differences"][0][0]
     assert site["before"] == {"picture": 0}
     assert "input 1" in [box[0] for box in picture["boxes"]]
+
+
+def test_why_a_site_stays_stands_at_the_top(tmp_path):
+    (site,) = deltafuse.inspect(export("nm_stale_read").path, html=tmp_path / "page.html").sites
+    main = "".join(Checker((tmp_path / "page.html").read_text().split("<main>")[1].split("<section")[0]).text)
+    assert f"{site.name} ({site.reason.code}): {site.reason.what}" in main
+    assert f"fix: {site.reason.fix}" in main
+    assert "next: " not in main
+
+
+def test_what_stands_between_backticks_is_code(tmp_path):
+    model = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 17)])
+    note = "a <b> & see `fuse <x>`, then `y`"
+    report = FuseReport("m", None, "t", 0, 0, (), (), (note,), {}, 3)
+    text = page(report, evidence(model, tmp_path))
+    assert "<p>note: a &lt;b&gt; &amp; see <code>fuse &lt;x&gt;</code>, then <code>y</code></p>" in text
+
+
+def test_a_site_that_is_left_out_is_told_as_on_the_terminal(fuse, tmp_path):
+    path = tmp_path / "page.html"
+    shown = fuse("inspect", PREFILL, "--skip-sites", "layers.1", "--html", path).out
+    lines, _, _ = data(path)
+    assert [line["status"] for line in lines] == ["match", "left out", "match"]
+    body = re.sub(r"<(?:meta|link|input)[^>]*>|<script.*?</script>", "", path.read_text(), flags=re.DOTALL)
+    text = "".join(Checker(body).text)
+    assert "fuse: 2 match, 1 left out\n" in text
+    assert "2 match, 1 left out; " in shown
+    assert text.count("linear attention, left out") == 1
+    assert '<span class="status left-out">' in path.read_text()
+    assert "<option>left out</option>" in path.read_text()
+
+
+@pytest.mark.parametrize(("name", "target"), [("full_decode_ts17", "ort"), ("chunk_ts14", "onnx")])
+def test_the_rule_in_the_models_own_names_is_that_of_details(name, target, fuse, tmp_path):
+    model, path = export(name).path, tmp_path / "page.html"
+    told = fuse("inspect", model, "--target", target, "--site", "*", "--html", path, "--json").document["recurrences"]
+    lines, sites, _ = data(path)
+    assert {line["name"]: site["recurrence"] for line, site in zip(lines, sites, strict=True)} == told
+    assert any("for each token t:" in text for text in told.values())
 
 
 def test_what_fits_no_neighbour_is_measured_too():

@@ -201,6 +201,33 @@ def test_a_near_miss_says_what_it_is_close_to(tab, tmp_path):
     assert "input 1" in tab.run("document.querySelector('.pane svg').textContent")
 
 
+def test_the_rule_stands_in_the_models_own_names(tab, prefill):
+    tab.open(prefill)
+    expand(tab)
+    text = tab.run("document.querySelector('#site-0 pre').textContent")
+    assert text.startswith("S = 0\nfor each token t:\n    S = S * exp(/model/layers.0/")
+
+
+def test_a_site_that_is_left_out_is_found_by_that_and_has_no_tick(tab, tmp_path):
+    deltafuse.inspect(MODELS / "decode.onnx", skip_sites=["layers.1"], html=tmp_path / "page.html")
+    tab.open(tmp_path / "page.html")
+    tab.run("document.getElementById('status').value = 'left out'")
+    tab.run("document.getElementById('status').dispatchEvent(new Event('change'))")
+    assert shown(tab) == ["layers.1"]
+    marks = "[...document.querySelectorAll('#list .status')].map(e => getComputedStyle(e, '::before').content)"
+    assert tab.run(marks) == ['"\u2713"', "none", '"\u2713"']
+
+
+def test_no_column_is_cut_off_on_a_narrow_screen(tab, tmp_path):
+    deltafuse.inspect(export("chunk_ts14").path, html=tmp_path / "page.html")
+    tab.send("Emulation.setDeviceMetricsOverride", width=420, height=900, deviceScaleFactor=1, mobile=False)
+    try:
+        tab.open(tmp_path / "page.html")
+        assert tab.run("(e => e.scrollWidth - e.clientWidth)(document.querySelector('.ends').parentNode)") == 0
+    finally:
+        tab.send("Emulation.clearDeviceMetricsOverride")
+
+
 def test_where_nothing_can_be_laid_out_the_nodes_are_listed(tab, prefill):
     tab.open(prefill)
     tab.run("window.Worker = class { constructor() { throw new Error('no workers here'); } }; 1")
@@ -214,9 +241,9 @@ def test_a_thousand_sites_open_at_once_and_are_small(tab, tmp_path, monkeypatch)
     seen = []
     monkeypatch.setattr("deltafuse.html_fuse.write_page", lambda *given: seen.append(given))
     pipeline.inspect(FuseOptions(MODELS / "decode.onnx", html=tmp_path / "page.html"), SilentProgress())
-    ((_, report, known),) = seen
+    ((_, report, known, formulas),) = seen
     sites = tuple(replace(report.sites[n % 3], name=f"layers.{n}") for n in range(1000))
-    text = page(replace(report, sites=sites), known)
+    text = page(replace(report, sites=sites), known, formulas)
     path = tmp_path / "page.html"
     path.write_text(text)
     assert path.stat().st_size < 5_000_000

@@ -103,3 +103,5 @@ def test_an_output_that_is_there_is_replaced(tmp_path: Path) -> None:
 def test_exit_codes_are_those_of_the_help() -> None:
     table = re.findall(r"^\| (\d) \|", README, flags=re.MULTILINE)
     assert table == re.findall(r"^  (\d)  ", cli.EXITS, flags=re.MULTILINE) == list("012345")
+    (nothing,) = re.findall(r"^\| 3 \| (.*) \|$", README, flags=re.MULTILINE)
+    assert f"  3  {nothing}  4  " in " ".join(cli.EXITS.split()).replace(" 3 ", "  3  ").replace(" 4 ", "  4  ")

@@ -63,20 +63,20 @@ def _sites(given: argparse.Namespace, listed: Document) -> int:
 def _show(report: FuseReport, given: argparse.Namespace, listed: Document) -> int:
     if not given.detail:
         return show_fuse(report, given.json, listed, tree=True)
-    from deltafuse.patterns import loaded
+    from deltafuse.patterns import formulas
     from deltafuse.tables import console
     from deltafuse.tables_sites import print_details, recurrence_text
 
-    formulas = {entry.name: getattr(entry.pattern, "formula", "") for entry in loaded(given.patterns)}
+    templates = formulas(given.patterns)
     if given.json:
         texts = {
-            site.name: recurrence_text(site.match, formulas.get(site.match.rule, ""))
+            site.name: recurrence_text(site.match, templates.get(site.match.rule, ""))
             for site in report.sites
             if site.match is not None
         }
         return show_fuse(report, True, {**listed, "recurrences": texts})
     names = [site.name for site in report.sites if any(fnmatchcase(site.name, glob) for glob in given.detail)]
-    print_details(report, names, formulas, console())
+    print_details(report, names, templates, console())
     return report.exit
 
 

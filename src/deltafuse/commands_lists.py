@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 
 from deltafuse.commands import show
 from deltafuse.errors import UserError
@@ -62,8 +63,9 @@ def patterns(given: argparse.Namespace) -> int:
 def explain(given: argparse.Namespace) -> int:
     """``fuse explain``."""
     found = explained(given.codes)
-    if given.codes and not found:
-        raise _unknown(given.codes[0])
+    for code in given.codes:
+        if not any(fnmatchcase(one.code, code) for one in found):
+            raise _unknown(code)
     if given.json:
         write({"schema": SCHEMA, "exit": 0, "error": None, "codes": [_document(one) for one in found]})
         return 0

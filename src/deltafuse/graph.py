@@ -221,8 +221,9 @@ class Graph:
         numbers = {op: number for number, op in enumerate(dict.fromkeys(self.op))}
         held = np.fromiter(map(numbers.__getitem__, self.op), np.int32, len(self.op))
         nodes = np.argsort(held, kind="stable").astype(np.int32)
-        runs = np.split(nodes, np.cumsum(np.bincount(held, minlength=len(numbers)))[:-1])
-        return {op: array("i", run.tobytes()) for op, run in zip(numbers, runs, strict=True)}
+        # What is left behind the last run is empty, and all there is of a graph without nodes.
+        runs = np.split(nodes, np.cumsum(np.bincount(held, minlength=len(numbers))))
+        return {op: array("i", run.tobytes()) for op, run in zip(numbers, runs[:-1], strict=True)}
 
     @cached_property
     def reading(self) -> Ragged:

@@ -7,6 +7,7 @@ that lies in the page, and their pictures are laid out then, by Graphviz in a wo
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from pathlib import Path
 
 from deltafuse.evidence import Evidence
@@ -17,7 +18,7 @@ from deltafuse.match import FuseReport
 from deltafuse.page_pictures import Pictures
 from deltafuse.page_sites import lines, sites
 from deltafuse.page_summary import bars, ends, facts
-from deltafuse.tables import STATUS_STYLES, sentences
+from deltafuse.tables import sentences, status_counts
 
 __all__ = ["page", "write_page"]
 
@@ -27,23 +28,28 @@ LAYOUT = "viz-3.31.0.js.gz"
 SCRIPTS = ("elements.js", "picture.js", "sites.js", "page.js")
 
 
-def write_page(path: Path, report: FuseReport, evidence: Evidence) -> None:
-    """Writes the page."""
+def write_page(path: Path, report: FuseReport, evidence: Evidence, formulas: Mapping[str, str]) -> None:
+    """Writes the page; arguments as `page` has them."""
     with atomic(path) as file:
-        file.write(page(report, evidence).encode())
+        file.write(page(report, evidence, formulas).encode())
 
 
-def page(report: FuseReport, evidence: Evidence) -> str:
-    """The page as text."""
+def page(report: FuseReport, evidence: Evidence, formulas: Mapping[str, str] | None = None) -> str:
+    """The page as text.
+
+    Args:
+        report: of all sites.
+        evidence: what is known beyond it.
+        formulas: rule -> the template of its recurrence; nothing is told of a rule without one.
+    """
     pictures = Pictures(evidence)
-    details = sites(evidence, report.sites, pictures)
-    counts = {status: sum(site.status == status for site in report.sites) for status in STATUS_STYLES}
+    details = sites(evidence, report.sites, pictures, formulas or {})
     shown = bars(report)
     template = environment().get_template("fuse.html.j2")
     return template.render(
         report=report,
-        counts={status: count for status, count in counts.items() if count},
-        said=list(sentences(report, reasons=False, steps=False)),
+        counts=status_counts(report),
+        said=list(sentences(report, steps=False)),
         facts=facts(evidence, report),
         ends=ends(evidence, report),
         bars=shown,

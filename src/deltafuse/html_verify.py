@@ -11,6 +11,7 @@ from deltafuse.files import atomic
 from deltafuse.html_base import environment
 from deltafuse.plots import Series, log_plot
 from deltafuse.rollout import RolloutReport
+from deltafuse.tables_verify import run_sentences, verify_summary
 from deltafuse.verify import VerifyReport
 
 __all__ = ["page", "write_page"]
@@ -18,11 +19,13 @@ __all__ = ["page", "write_page"]
 
 @dataclass(frozen=True)
 class _Graph:
-    """One graph's report and the plot of its sites."""
+    """One graph's report, the plot of its sites, and what is said of both levels as on the terminal."""
 
     title: str
     report: VerifyReport
     plot: str | None
+    summary: str
+    network: tuple[str, ...]
 
 
 def write_page(report: VerifyReport, path: Path) -> None:
@@ -52,7 +55,9 @@ def _graphs(report: VerifyReport) -> Iterable[_Graph]:
     for title, graph in named:
         if graph is not None:
             divergence = None if graph.network is None else graph.network.divergence
-            yield _Graph(title, graph, None if divergence is None else _site_plot(divergence))
+            plot = None if divergence is None else _site_plot(divergence)
+            said = () if graph.network is None else tuple(run_sentences(graph.network))
+            yield _Graph(title, graph, plot, verify_summary(graph), said)
 
 
 def _site_plot(divergence: DivergenceReport) -> str:
@@ -60,8 +65,9 @@ def _site_plot(divergence: DivergenceReport) -> str:
     sites = divergence.sites
     isolated = [0.0 if site.isolated is None else site.isolated.nrmse for site in sites]
     lines = [
-        Series("accumulated", [site.accumulated.nrmse for site in sites], "second", marked=True),
-        Series("isolated", isolated, "first", marked=True),
+        # Where both are the same, a ring of the first is seen around the second.
+        Series("accumulated", [site.accumulated.nrmse for site in sites], "second", dot=5.5),
+        Series("isolated", isolated, "first", dot=3.5),
     ]
     labels = [site.name for site in sites]
     return log_plot("NRMSE per site", lines, labels, divergence.nrmse)

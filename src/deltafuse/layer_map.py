@@ -17,6 +17,7 @@ from deltafuse.graph import Graph
 from deltafuse.lowering_attention import LINEAR_ATTENTION
 from deltafuse.match import Match, SiteReport
 from deltafuse.softmax import weighs_values
+from deltafuse.tables import status_text
 
 _NUMBER = re.compile(r"(.*\.)(\d+)")
 
@@ -50,7 +51,7 @@ def layer_map(evidence: Evidence, sites: Sequence[SiteReport]) -> tuple[Layer, .
         start = min(match.nodes) if isinstance(match, Match) else first.get(site.name, -1)
         if start >= 0 and not site.rule:
             layer = layer_of(graph, first.get(site.name, start)) or site.name
-            found.append((start, Layer(layer, "linear", site.status, index, site.name)))
+            found.append((start, Layer(layer, "linear", str(status_text(site)), index, site.name)))
     inside = {node for candidate in evidence.candidates.values() for node in candidate.core}
     found += _attention(graph, evidence.kinds, inside)
     for node in fused_nodes(graph, graph.nodes_with(("Custom", LINEAR_ATTENTION))):

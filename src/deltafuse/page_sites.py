@@ -14,6 +14,8 @@ from deltafuse.page_pictures import Pictures
 from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with
 from deltafuse.report import OUTPUTS, ROLES, role_document, site_document
+from deltafuse.tables import status_text
+from deltafuse.tables_sites import recurrence_text
 
 __all__ = ["lines", "sites"]
 
@@ -25,7 +27,7 @@ def lines(reports: Sequence[SiteReport]) -> list[Document]:
     return [
         {
             "name": site.name,
-            "status": site.status,
+            "status": str(status_text(site)),
             "rule": site.rule or (site.match.rule if site.match else ""),
             "form": site.match.form if site.match else "",
             "op": site.op or "",
@@ -38,10 +40,23 @@ def lines(reports: Sequence[SiteReport]) -> list[Document]:
     ]
 
 
-def sites(evidence: Evidence, reports: Sequence[SiteReport], pictures: Pictures) -> list[Document]:
-    """All else that is known of each site, in the order of `lines`."""
+def sites(
+    evidence: Evidence, reports: Sequence[SiteReport], pictures: Pictures, formulas: Mapping[str, str]
+) -> list[Document]:
+    """All else that is known of each site, in the order of `lines`.
+
+    Args:
+        evidence: what is known beyond the reports.
+        reports: of all sites.
+        pictures: what is drawn goes there.
+        formulas: rule -> the template of its recurrence.
+    """
     plans = {plan.match.name: plan for plan in evidence.draft.plans}
-    return [_site(evidence, site, plans.get(site.name), pictures) for site in reports]
+    documents = [_site(evidence, site, plans.get(site.name), pictures) for site in reports]
+    for document, site in zip(documents, reports, strict=True):
+        if site.match is not None:
+            document["recurrence"] = recurrence_text(site.match, formulas.get(site.match.rule, ""))
+    return documents
 
 
 def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pictures: Pictures) -> Document:

@@ -18,8 +18,9 @@ exit codes:
   0  done
   1  something you can mend: a bad file, a bad option
   2  a bug of ours
-  3  no site matched, or the model is fused already, or there is nothing to
-     lower; nothing was written
+  3  no site matched (of a folder: in none of its models), or the model is
+     fused already, or there is nothing to lower or to lint; nothing was
+     written
   4  sites are refused, or near misses beside others; nothing was written
      (with --keep-going what matched is: 0)
   5  verify found a difference, or lint a fault"""

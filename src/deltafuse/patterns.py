@@ -122,6 +122,15 @@ def loaded(folders: Sequence[Path] = ()) -> tuple[Loaded, ...]:
     return tuple(found.values())
 
 
+def formulas(folders: Sequence[Path] = ()) -> dict[str, str]:
+    """Of each rule the template of its recurrence as text, "" where its file has none.
+
+    Args:
+        folders: see `loaded`.
+    """
+    return {entry.name: getattr(entry.pattern, "formula", "") for entry in loaded(folders)}
+
+
 def load(
     folders: Sequence[Path] = (), names: Sequence[str] | None = None, operators: Collection[str] = ()
 ) -> tuple[Pattern | Expression, ...]:

@@ -134,7 +134,7 @@ def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, repor
         main, scope = found.main, found.main.scope
         evidence = Evidence(found.file, scope.model, scope.kinds, scope.shapes, main.candidates, draft.parts[0])
         output = None if report.exit or options.dry_run else report.output
-        write_page(options.html, replace(report, output=output), evidence)
+        write_page(options.html, replace(report, output=output), evidence, patterns.formulas(options.patterns))
     return replace(report, notes=(*report.notes, f"{PAGE} {options.html}"))
 
 

@@ -21,13 +21,13 @@ class Series:
         name: told where the pointer rests on it.
         values: one for each place along the axis; what is zero or infinite lies on the edge.
         colour: name of a CSS variable, e.g. ``first``.
-        marked: whether each value is a dot too.
+        dot: radius of the dot that each value is too; 0 for none.
     """
 
     name: str
     values: Sequence[float]
     colour: str
-    marked: bool = False
+    dot: float = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def _line(scale: _Scale, series: Series, labels: Sequence[str]) -> list[str]:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     style = f'style="--line: var(--{series.colour})"'
     parts = [f'<polyline class="line" {style} points="{path}"><title>{escape(series.name)}</title></polyline>']
-    for (x, y), value, label in zip(points, series.values, labels, strict=True) if series.marked else ():
+    for (x, y), value, label in zip(points, series.values, labels, strict=True) if series.dot else ():
         told = escape(f"{label}, {series.name}: {value:.3g}")
-        parts.append(f'<circle class="dot" {style} cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{told}</title></circle>')
+        place = f'cx="{x:.1f}" cy="{y:.1f}" r="{series.dot:g}"'
+        parts.append(f'<circle class="dot" {style} {place}><title>{told}</title></circle>')
     return parts

@@ -173,13 +173,18 @@ def _folder(report: FuseReport) -> str:
     return str(Path(report.extracted[0]).parent)
 
 
+def status_counts(report: FuseReport) -> dict[str, int]:
+    """How many sites have each status, of those that any has."""
+    statuses = [str(status_text(site)) for site in report.sites]
+    return {status: statuses.count(status) for status in (*STATUS_STYLES, LEFT_OUT) if status in statuses}
+
+
 def summary(report: FuseReport) -> str:
     """The last line: what was done, or why nothing was."""
-    statuses = [str(status_text(site)) for site in report.sites]
-    counts = {status: statuses.count(status) for status in (*STATUS_STYLES, LEFT_OUT)}
-    found = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no site found"
+    counts = status_counts(report)
+    found = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no site found"
     spent = report.seconds.get("total", sum(report.seconds.values()))
-    if report.exit == 0 and report.output is not None and counts["fused"]:
+    if report.exit == 0 and report.output is not None and "fused" in counts:
         change = f"{number(report.nodes_before, 'node')} became {report.nodes_after}"
         return f"{found}; {change}; wrote {report.output} for {report.target} in {spent:.1f} s"
     if report.extracted:

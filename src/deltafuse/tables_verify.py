@@ -101,6 +101,11 @@ def network_sentences(report: VerifyReport) -> Iterator[str]:
     for reason in (network.reason, *(output.reason for output in network.outputs)):
         if reason is not None:
             yield f"{reason.code}: {reason.text}"
+    yield from run_sentences(network)
+
+
+def run_sentences(network: NetworkReport) -> Iterator[str]:
+    """What the whole models were fed, and how often they chose the same token."""
     for output in network.outputs:
         if output.top1 is not None:
             yield f"{output.name}: {top1_text(output.top1)}"

@@ -4,7 +4,7 @@
 function siteLine(line, index, fill) {
   const part = (text, kind) => (text ? el("span", { class: kind }, text) : null);
   const summary = el("summary", {},
-    part(line.name, "path"), part(line.status, `status ${line.status}`), part(line.op, "path"),
+    part(line.name, "path"), part(line.status, `status ${line.status.replace(" ", "-")}`), part(line.op, "path"),
     part([line.rule, line.form].filter(Boolean).join(", "), "soft"), part(line.op ? becomes(line.removed, line.added) : count(line.nodes, "node"), "soft"),
     line.reason ? el("code", {}, line.reason) : null);
   const site = el("details", { class: "site", id: `site-${index}`, ontoggle: () => {
@@ -31,7 +31,7 @@ function why(site) {
   const near = site.status === "near-miss";
   const parts = [el("h3", {}, near ? "Why not" : "Why it is left"), el("p", {}, el("code", {}, site.reason.code), " ", ...coded(site.reason.text))];
   if (site.nearest) parts.push(...nearest(site.nearest, site.reason.code));
-  return [el("div", { class: `why${near ? "" : " refusal"}` }, ...parts)];
+  return [el("div", { class: `why${site.status === "refused" ? " refusal" : ""}` }, ...parts)];
 }
 
 /** A text with what stands between backticks as code. */
@@ -71,7 +71,8 @@ function rule(site) {
     rows.push(["valid tokens", `${[...new Set(valid.proven)].join(" to ")}${ends.length ? `; ${ends.join(", ")}` : ""}; tried ${valid.tried.join(", ")}`]);
   }
   if (site.parameters) rows.push(["parameters", Object.entries(site.parameters).map(([name, value]) => `${name} = ${value}`).join(", ") || "none"]);
-  return [el("h3", {}, "Rule"), facts(rows)];
+  return [el("h3", {}, "Rule"), facts(rows),
+    ...(site.recurrence ? [el("p", { class: "soft" }, "In its own names:"), el("pre", { class: "path" }, site.recurrence)] : [])];
 }
 
 function proof(site) {
