@@ -221,3 +221,19 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(worker: Work
     answer = worker.run(session, {"a": np.zeros(1), "b": np.ones(1)}, ("s",))
     assert not isinstance(answer, Reason)
     assert answer[0].tolist() == [1.0]
+
+
+def test_a_session_of_an_earlier_child_is_no_session_of_the_next() -> None:
+    """Numbers are not given twice: the same names would be read of something else."""
+    feeds = {"a": np.ones(1), "b": np.ones(1)}
+    with Worker() as worker:
+        old = load(worker, SUM)
+        assert worker.has(old)
+        os.kill(worker._child.pid, signal.SIGKILL)
+        worker._child.wait()
+        new = load(worker, SUM.replace("Sub", "Mul"))
+        assert (worker.has(old), worker.has(new)) == (False, True)
+        found = worker.run(old, feeds)
+        assert isinstance(found, Reason)
+        assert found.code == "cut-does-not-run"
+        assert [array.tolist() for array in worker.run(new, feeds)] == [[2.0], [1.0]]
