@@ -23,6 +23,7 @@ from deltafuse.size_flow import (
     FLAT,
     GATE,
     MASK,
+    NEAREST,
     NUMBERS,
     SIZE,
     TABLE,
@@ -46,6 +47,8 @@ _HOW: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 #: Layout operators that read a part of an operand: from a table of numbers they make a choice.
 _READS = frozenset({"Slice", "Gather", "GatherND", "Split", "Tile", "Pad"})
+#: Of these, those that are given a shape, not places.
+_SHAPED = frozenset({"Reshape", "Expand", "Tile"})
 _COMPARES = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"})
 _ELEMENTWISE = _COMPARES | frozenset({
     "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Exp", "Log", "Sqrt", "Pow", "Reciprocal", "Min", "Max", "Clip", "And",
@@ -78,7 +81,8 @@ class Follower(SizedValues):
             held: which of its operands are data.
         """
         graph = self.scope.graph
-        how, inputs, moved = _HOW.get(graph.standard[node], ()), graph.node_inputs[node], 0
+        op, inputs, moved = graph.standard[node], graph.node_inputs[node], 0
+        how = _HOW.get(op, ())
         for position, value in enumerate(inputs):
             flow = self.flows.get(value)
             if flow is None or position in held:
@@ -86,8 +90,9 @@ class Follower(SizedValues):
             fits = self.lays_out(value) if position in how else flow.kind in NUMBERS
             if not fits:
                 return True
-            moved = max(moved, flow.moved)
-        return self.reads.goes_far(node, held, moved)
+            placed = op not in _SHAPED and (position in how or op == "Concat")
+            moved = max(moved, flow.moved if placed else 0)
+        return moved > FARTHEST or self.reads.goes_far(node, held, moved)
 
     def _made(self, node: int) -> Flow | None:
         graph, scope = self.scope.graph, self.scope
@@ -126,10 +131,9 @@ class Follower(SizedValues):
             return self._laid_out(op, node, given)
         if op == "Concat":
             tables = [v for v, flow in zip(graph_inputs, given, strict=True) if flow is None and self.is_table(v)]
-            found = joined(given, tables=bool(tables))
-            return found if self.reads.offset(node) <= FARTHEST else GATE
+            return self._farther(joined(given, tables=bool(tables)), self.reads.offset(node))
         if op == "ConstantOfShape":
-            return FLAT if self._all_lay_out(node, 0) else GATE
+            return Flow(FlowKind.FLAT, farthest(given)) if self._all_lay_out(node, 0) else GATE
         if op == "Range":
             return self._range(node)
         if op in ("Trilu", "EyeLike"):
@@ -148,7 +152,7 @@ class Follower(SizedValues):
         follows = op in _READS and any(flow is not None for flow in given[1:])
         if given[0] is not None and given[0].kind != FlowKind.SIZE:
             gate = (follows and given[0].kind == FlowKind.TABLE) or not self._keeps_places(op, node)
-            return GATE if gate else self._moved_places(node, given)
+            return GATE if gate else self._moved_places(node, given[:1] if op in _SHAPED else given)
         if given[0] is not None:
             return GATE if follows else given[0]
         if not self.is_table(source):
@@ -159,8 +163,13 @@ class Follower(SizedValues):
         """What the first operand is once its numbers stand elsewhere: as if each had been moved by a constant."""
         first = given[0] or GATE
         moved = sum(flow.moved for flow in given if flow is not None) + self.reads.offset(node)
-        kind = FlowKind.MASK if first.kind == FlowKind.FLAT and moved else first.kind
-        return Flow(kind, moved) if moved <= FARTHEST else GATE
+        return self._farther(Flow(FlowKind.MASK if first.kind == FlowKind.FLAT and moved else first.kind), moved)
+
+    @staticmethod
+    def _farther(flow: Flow, moved: float) -> Flow:
+        """The same moved on; numbers that meet data are not to be moved far."""
+        total = flow.moved + moved
+        return Flow(flow.kind, int(total)) if total <= (NEAREST if flow.kind in NUMBERS else FARTHEST) else GATE
 
     def _keeps_places(self, op: str, node: int) -> bool:
         """Whether numbers stay along the axis that they lie along: one that is cut in parts has them far apart."""
@@ -182,9 +191,10 @@ class Follower(SizedValues):
         if length != 1:
             apart = 1 < length <= LARGEST_CHUNK and self.rounds_to({int(length)})
             return Flow(FlowKind.INDEX, FARTHEST) if apart else GATE
-        moved = self.reach_of(start)
-        if moved is None:
+        moved = self.moved_by(start) if self.is_size(start) else self.reach_of(start)
+        if moved is None or moved > FARTHEST:
             return GATE
+        moved = int(moved)
         # The number of a sequence is good for reading it, not for being compared.
         return Flow(FlowKind.PLACE, moved) if self._along_tokens(node) else Flow(FlowKind.INDEX, moved)
 
