@@ -41,13 +41,14 @@ class FarReads:
     reached: dict[int, int] = field(default_factory=dict[int, int])
     whole: set[int] = field(default_factory=set[int])
 
-    def goes_far(self, node: int, data: Sequence[int], moved: int = 0) -> bool:
+    def goes_far(self, node: int, data: Sequence[int], moved: int = 0, further: int = 0) -> bool:
         """Whether a node reads data so far away that trials do not show it; notes how far it goes.
 
         Args:
             node: that data reaches.
             data: positions of its operands that are data.
             moved: by how much constants have moved the positions at which it reads.
+            further: the largest of the constants that stand in place of positions.
         """
         graph, scope = self.scope.graph, self.scope
         inputs, outputs = graph.node_inputs[node], graph.node_outputs[node]
@@ -56,7 +57,7 @@ class FarReads:
             return False
         total = max((self.reached.get(value, 0) for value in held), default=0)
         # What is divided first reads farther than by the number it is divided by: once is enough, twice is too far.
-        total += self.offset(node) + (2 * moved + 1 if moved else 0)
+        total += self.offset(node) + further + (2 * moved + 1 if moved else 0)
         if total > FARTHEST or self._is_bounded(node) or self._mixes(node):
             return True
         if total:
@@ -115,8 +116,6 @@ class FarReads:
     def _offsets(self, node: int) -> Iterator[float]:
         graph = self.scope.graph
         op, inputs = graph.standard[node], graph.node_inputs[node]
-        attributes = graph.attributes(node) if op in _ATTRIBUTED else {}
-        axis = attributes["axis"].i if "axis" in attributes else 0
         shape = self._shape(inputs[0])
         second = inputs[1] if len(inputs) > 1 else 0
         if op == "Slice":
@@ -126,13 +125,26 @@ class FarReads:
         elif op == "Concat":
             yield self._beside(node)
         else:
-            depth = () if "batch_dims" in attributes else (self._shape(second) or (None,))[-1:]
-            axes = [axis for axis in self._axes(op, shape, axis, depth) if _free(shape, axis)]
+            axes = self._indexed(node)
             items = self._items(second) if axes else []
             parts = accumulate(items, _plus) if op == "Split" else items
             yield from (self._place(item, shape, along) for item in parts for along in axes)
             if (items or op == "Trilu") and any(self._across(shape, axis) for axis in axes):
                 yield FARTHEST + 1
+
+    def indexes(self, node: int) -> bool:
+        """Whether an operand of a node says for each place of its result where along a free axis that is read."""
+        return bool(self._indexed(node)) and self.scope.graph.standard[node] not in ("Split", "Trilu")
+
+    def _indexed(self, node: int) -> list[int]:
+        """The free axes along which the second operand of a node says where it reads."""
+        graph = self.scope.graph
+        op, inputs = graph.standard[node], graph.node_inputs[node]
+        attributes = graph.attributes(node) if op in _ATTRIBUTED else {}
+        shape, second = self._shape(inputs[0]), inputs[1] if len(inputs) > 1 else 0
+        depth = () if "batch_dims" in attributes else (self._shape(second) or (None,))[-1:]
+        axes = self._axes(op, shape, attributes["axis"].i if "axis" in attributes else 0, depth)
+        return [axis for axis in axes if _free(shape, axis)]
 
     @staticmethod
     def _axes(op: str, shape: Sequence[Dim] | None, axis: int, depth: Sequence[Dim | None]) -> Sequence[int]:

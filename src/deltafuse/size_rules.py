@@ -81,7 +81,7 @@ class Follower(SizedValues):
             held: which of its operands are data.
         """
         graph = self.scope.graph
-        op, inputs, moved = graph.standard[node], graph.node_inputs[node], 0
+        op, inputs, moved, further = graph.standard[node], graph.node_inputs[node], 0, 0
         how = _HOW.get(op, ())
         for position, value in enumerate(inputs):
             flow = self.flows.get(value)
@@ -90,9 +90,13 @@ class Follower(SizedValues):
             fits = self.lays_out(value) if position in how else flow.kind in NUMBERS
             if not fits:
                 return True
-            placed = op not in _SHAPED and (position in how or op == "Concat")
-            moved = max(moved, flow.moved if placed else 0)
-        return moved > FARTHEST or self.reads.goes_far(node, held, moved)
+            if op not in _SHAPED and (position in how or op == "Concat"):
+                moved = max(moved, flow.moved)
+            # One constant for each place that is read, or sizes inside a body, of which not all is known.
+            inside = op not in _SHAPED and flow.kind == FlowKind.SIZE and self.scope.shapes is None
+            if position in how and (inside or (flow.kind in NUMBERS and self.reads.indexes(node))):
+                further = max(further, int(min(self._farthest(value), FARTHEST + 1)))
+        return max(moved, further) > FARTHEST or self.reads.goes_far(node, held, moved, further)
 
     def _made(self, node: int) -> Flow | None:
         graph, scope = self.scope.graph, self.scope
@@ -131,7 +135,8 @@ class Follower(SizedValues):
             return self._laid_out(op, node, given)
         if op == "Concat":
             tables = [v for v, flow in zip(graph_inputs, given, strict=True) if flow is None and self.is_table(v)]
-            return self._farther(joined(given, tables=bool(tables)), self.reads.offset(node))
+            found = joined(given, tables=bool(tables))
+            return self._farther(found, self.reads.offset(node) + self._beside(found, graph_inputs))
         if op == "ConstantOfShape":
             return Flow(FlowKind.FLAT, farthest(given)) if self._all_lay_out(node, 0) else GATE
         if op == "Range":
@@ -141,6 +146,20 @@ class Follower(SizedValues):
         if op in _ELEMENTWISE:
             return self._elementwise(op, node, given)
         return GATE
+
+    def _beside(self, found: Flow, parts: Sequence[int]) -> float:
+        """By how much more than positions the constants and sizes beside them move what is read at all of these."""
+        # A shape may hold any number.
+        return 0 if found.kind in NUMBERS | {FlowKind.SIZE} else max(map(self._farthest, parts))
+
+    def _farthest(self, value: int) -> float:
+        """By how much what is read at a value is moved at most."""
+        if self.is_size(value):
+            graph, node = self.scope.graph, self.scope.graph.producer[value]
+            parts = graph.node_inputs[node] if node >= 0 and graph.standard[node] == "Concat" else ()
+            return max((self._farthest(part) for part in parts), default=self.moved_by(value))
+        reach = self.reach_of(value)
+        return FARTHEST + 1 if reach is None else reach
 
     def _all_lay_out(self, node: int, first: int) -> bool:
         return all(self.lays_out(value) for value in self.scope.graph.node_inputs[node][first:] if value)
@@ -162,8 +181,16 @@ class Follower(SizedValues):
     def _moved_places(self, node: int, given: Sequence[Flow | None]) -> Flow:
         """What the first operand is once its numbers stand elsewhere: as if each had been moved by a constant."""
         first = given[0] or GATE
-        moved = sum(flow.moved for flow in given if flow is not None) + self.reads.offset(node)
+        filled = self.reach_of(filler) if (filler := self._filler(node)) else 0
+        if filled is None:
+            return GATE
+        moved = sum(flow.moved for flow in given if flow is not None) + self.reads.offset(node) + filled
         return self._farther(Flow(FlowKind.MASK if first.kind == FlowKind.FLAT and moved else first.kind), moved)
+
+    def _filler(self, node: int) -> int:
+        """The number that a Pad puts beside positions, 0 where it is none."""
+        graph = self.scope.graph
+        return graph.node_inputs[node][2] if graph.standard[node] == "Pad" and graph.node_inputs[node][2:] else 0
 
     @staticmethod
     def _farther(flow: Flow, moved: float) -> Flow:
