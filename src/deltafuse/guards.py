@@ -199,7 +199,7 @@ def _settled(within: Scope, node: int, reach: Reach, follower: Follower) -> Reac
         inner = reach.inside(within, node)
         # What is made of sizes there is not known, but how far apart these are.
         inner.sized.update({
-            value: Flow(FlowKind.SIZE, int(min(follower.moved_by(around), FARTHEST + 1)))
+            value: Flow(FlowKind.SIZE, int(min(follower.moves_inside(around), FARTHEST + 1)))
             for value, around in within.outers().items() if follower.is_size(around)
         })  # fmt: skip
         inner.moved.update(farther)

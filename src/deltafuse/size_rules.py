@@ -157,7 +157,7 @@ class Follower(SizedValues):
         if self.is_size(value):
             graph, node = self.scope.graph, self.scope.graph.producer[value]
             parts = graph.node_inputs[node] if node >= 0 and graph.standard[node] == "Concat" else ()
-            return max((self._farthest(part) for part in parts), default=self.moved_by(value))
+            return max((self._farthest(part) for part in parts), default=self.moves_inside(value))
         reach = self.reach_of(value)
         return FARTHEST + 1 if reach is None else reach
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from onnx import TensorProto
 
-from deltafuse.dims import Dim
+from deltafuse.dims import Dim, bounds
 from deltafuse.scope import Scope
 from deltafuse.shape_rules_contents import filling
 from deltafuse.size_flow import FARTHEST, NEAREST, Flow, FlowKind, Sizes
@@ -110,6 +110,14 @@ class SizedValues:
         if not self.is_size(value):
             return moved
         return max(map(self.sizes.apart, self.numbers(value) or ()), default=0) or moved
+
+    def moves_inside(self, value: int) -> float:
+        """`moved_by` for a size that a body takes from here; what a last chunk lacks counts where it is laid out."""
+        sizes = self.numbers(value)
+        if sizes is None:
+            return self.moved_by(value)
+        far = (size for size in sizes if not (bounds(size)[0] >= 0 and bounds(size)[1] < self.sizes.chunk(size)))
+        return max(map(self.sizes.apart, far), default=0)
 
     def is_plain(self, value: int) -> bool:
         """Whether a size is one up to one more or less: a position that is compared with it is at an end."""
