@@ -125,6 +125,19 @@ def test_wrong_nodes_are_noticed(how: str, step, worker: Worker) -> None:
     assert plan.op in str(error.value)
 
 
+@pytest.mark.parametrize("how", ["", *WRONG])
+def test_a_child_that_died_since_does_not_have_nodes_compared_with_themselves(how: str, tmp_path: Path) -> None:
+    with Worker() as own:
+        plan, trial, opset = planned(graphs.save(graphs.step(), tmp_path), own)
+        own._child.kill()
+        own._child.wait()
+        if not how:
+            assert prove_emitted(plan, trial, own, opset, batch=1) <= BAR
+            return
+        with pytest.raises(InternalError):
+            prove_emitted(changed(plan, WRONG[how]), trial, own, opset)
+
+
 @pytest.mark.parametrize("factor", [1.0000001, 0.5, 4.0, -1.0])
 def test_a_wrong_scale_is_noticed(factor: float, step, worker: Worker) -> None:
     plan, trial, opset = step

@@ -192,6 +192,21 @@ def test_ends_and_whole_chunks_are_tried(tokens: int) -> None:
     assert ends_fail(cast("Trial", Wrong(tokens)), binding, validity, Sizes()) is None
 
 
+@pytest.mark.parametrize(
+    ("sizes", "tried"),
+    [
+        (Sizes(farthest=2), [2, 3, 4, 5, 6]),
+        (Sizes(farthest=1, chunks={16}), [2, 3, 4, 15, 16, 17, 32, 33, 48, 64]),
+        (Sizes(farthest=15, chunks={16}), [n for n in (*range(2, 49), *range(64, 513, 16)) if n != 100]),
+    ],
+)
+def test_where_two_places_may_meet_is_tried(sizes: Sizes, tried: list[int]) -> None:
+    binding = Binding({"T": 100}, None, 100, (), (symbol("T"),))
+    right = Wrong(0)
+    assert ends_fail(cast("Trial", right), binding, Validity(1, 1024, None, None, (1, 100, 1024)), sizes) is None
+    assert right.tried == tried
+
+
 def prefix(graph: onnx.GraphProto, text: str) -> None:
     """Puts a text before all names, those that branches read from around too."""
     for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):

@@ -10,7 +10,7 @@ import graphs
 from deltafuse.classes import classify
 from deltafuse.dims import ceildiv, minimum, symbol
 from deltafuse.guards import find_guard
-from deltafuse.quasi_linear import chunked
+from deltafuse.quasi_linear import apart, chunked
 from deltafuse.reasons import Reason
 from deltafuse.scope import Scope
 from deltafuse.shapes import Shapes
@@ -151,3 +151,16 @@ def test_what_sizes_are_rounded_to() -> None:
         (tokens + 62) // 64, (tokens + batch) // 64, ceildiv(tokens, 64) + ceildiv(tokens, 16),
     )  # fmt: skip
     assert [chunked(dim) for dim in others] == [0] * len(others)
+
+
+def test_how_far_sizes_are_apart_from_multiples_of_the_tokens() -> None:
+    tokens, batch = symbol("T"), symbol("B")
+    pad = (64 - tokens % 64) % 64
+    found = {
+        7: 7, tokens: 0, 3 * tokens - 5: 5, pad: 63, tokens + pad: 63, 2 * pad - 1: 125, ceildiv(tokens, 64): 1,
+        batch * tokens: 0, batch * tokens + 4: 4, batch: float("inf"), batch * (tokens + 1): float("inf"),
+        minimum(tokens, 2000): float("inf"),
+    }  # fmt: skip
+    assert {dim: apart(dim, {"T"}) for dim in found} == found
+    assert Sizes(same={"S": tokens}, tokens=frozenset({"T"})).apart(tokens - 2 * symbol("S")) == 0
+    assert Sizes().apart(batch + tokens) == 0

@@ -233,3 +233,19 @@ def test_a_child_that_computes_ahead_does_not_outlive_who_asks() -> None:
     # The test's own time limit is 300 s.
     ended = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, check=False, timeout=120)
     assert ended.returncode == 0
+
+
+def test_a_session_of_an_earlier_child_is_no_session_of_the_next() -> None:
+    """Numbers are not given twice: the same names would be read of something else."""
+    feeds = {"a": np.ones(1), "b": np.ones(1)}
+    with Worker() as worker:
+        old = load(worker, SUM)
+        assert worker.has(old)
+        os.kill(worker._child.pid, signal.SIGKILL)
+        worker._child.wait()
+        new = load(worker, SUM.replace("Sub", "Mul"))
+        assert (worker.has(old), worker.has(new)) == (False, True)
+        found = worker.run(old, feeds)
+        assert isinstance(found, Reason)
+        assert found.code == "cut-does-not-run"
+        assert [array.tolist() for array in worker.run(new, feeds)] == [[2.0], [1.0]]

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from deltafuse.agreement import BAR
-from deltafuse.bench import Binding
+from deltafuse.bench import Binding, open_bench
 from deltafuse.draws import DRAWS, FAR, Array, Draw
 from deltafuse.errors import InternalError
 from deltafuse.fused import call, kernel, lower_all
@@ -100,6 +100,10 @@ def _proven(
     plan: Plan, trial: Trial, worker: Worker, opset: int, tokens: int | None, batch: int
 ) -> float | Reason:
     session = _load(plan, worker, opset)
+    held = _held(trial, worker)
+    if isinstance(held, Reason):
+        return held
+    trial = held
     free = trial.binding.batch is not None and plan.op != LINEAR_ATTENTION
     at = batch if free else trial.binding.batch
     binding = trial.few_tokens(at) if tokens is None else trial.binding.at(tokens, at)
@@ -133,6 +137,15 @@ def _proven(
         worst = max(worst, _compare(plan, trial, wanted, dict(zip(session.outputs, results, strict=True))))
     worker.unload(session)
     return worst
+
+
+def _held(trial: Trial, worker: Worker) -> Trial | Reason:
+    """The trial with a session that the worker has: what a child that was killed had is loaded again."""
+    bench = trial.bench
+    if worker.has(bench.session):
+        return trial
+    again = open_bench(worker, bench.cut, bench.names, bench.shapes, bench.sizes)
+    return again if isinstance(again, Reason) else replace(trial, bench=again, there=None)
 
 
 def _other_rule(trial: Trial, tries: Sequence[tuple[Binding, Draw]]) -> Reason | None:

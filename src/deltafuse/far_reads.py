@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from deltafuse.contractions import CONTRACTIONS, summed_axes
-from deltafuse.dims import Dim, Expr
+from deltafuse.dims import Dim, Expr, bounds, symbols
 from deltafuse.scope import Scope
 from deltafuse.size_flow import Sizes
 
@@ -40,13 +41,14 @@ class FarReads:
     reached: dict[int, int] = field(default_factory=dict[int, int])
     whole: set[int] = field(default_factory=set[int])
 
-    def goes_far(self, node: int, data: Sequence[int], moved: int = 0) -> bool:
+    def goes_far(self, node: int, data: Sequence[int], moved: int = 0, further: int = 0) -> bool:
         """Whether a node reads data so far away that trials do not show it; notes how far it goes.
 
         Args:
             node: that data reaches.
             data: positions of its operands that are data.
             moved: by how much constants have moved the positions at which it reads.
+            further: the largest of the constants that stand in place of positions.
         """
         graph, scope = self.scope.graph, self.scope
         inputs, outputs = graph.node_inputs[node], graph.node_outputs[node]
@@ -55,7 +57,7 @@ class FarReads:
             return False
         total = max((self.reached.get(value, 0) for value in held), default=0)
         # What is divided first reads farther than by the number it is divided by: once is enough, twice is too far.
-        total += self.offset(node) + (2 * moved + 1 if moved else 0)
+        total += self.offset(node) + further + (2 * moved + 1 if moved else 0)
         if total > FARTHEST or self._is_bounded(node) or self._mixes(node):
             return True
         if total:
@@ -68,7 +70,7 @@ class FarReads:
 
     def offset(self, node: int) -> int:
         """How far constants move what a node reads along free axes, 0 where they do not."""
-        return max((abs(number) for number in self._offsets(node) if abs(number) < _END), default=0)
+        return int(min(max(self._offsets(node), default=0), FARTHEST + 1))
 
     def _is_bounded(self, node: int) -> bool:
         """Whether a size of a result is a bound or a remainder: another for sizes that are not tried.
@@ -111,11 +113,9 @@ class FarReads:
             axes = [_number(item) for item in self._items(inputs[1])]
         return any(self._across(shapes[0], axis) for axis in axes or range(len(shapes[0] or ())))
 
-    def _offsets(self, node: int) -> Iterator[int]:
+    def _offsets(self, node: int) -> Iterator[float]:
         graph = self.scope.graph
         op, inputs = graph.standard[node], graph.node_inputs[node]
-        attributes = graph.attributes(node) if op in _ATTRIBUTED else {}
-        axis = attributes["axis"].i if "axis" in attributes else 0
         shape = self._shape(inputs[0])
         second = inputs[1] if len(inputs) > 1 else 0
         if op == "Slice":
@@ -125,12 +125,26 @@ class FarReads:
         elif op == "Concat":
             yield self._beside(node)
         else:
-            depth = () if "batch_dims" in attributes else (self._shape(second) or (None,))[-1:]
-            axes = [axis for axis in self._axes(op, shape, axis, depth) if _free(shape, axis)]
+            axes = self._indexed(node)
             items = self._items(second) if axes else []
-            yield from map(_number, items)
+            parts = accumulate(items, _plus) if op == "Split" else items
+            yield from (self._place(item, shape, along) for item in parts for along in axes)
             if (items or op == "Trilu") and any(self._across(shape, axis) for axis in axes):
                 yield FARTHEST + 1
+
+    def indexes(self, node: int) -> bool:
+        """Whether an operand of a node says for each place of its result where along a free axis that is read."""
+        return bool(self._indexed(node)) and self.scope.graph.standard[node] not in ("Split", "Trilu")
+
+    def _indexed(self, node: int) -> list[int]:
+        """The free axes along which the second operand of a node says where it reads."""
+        graph = self.scope.graph
+        op, inputs = graph.standard[node], graph.node_inputs[node]
+        attributes = graph.attributes(node) if op in _ATTRIBUTED else {}
+        shape, second = self._shape(inputs[0]), inputs[1] if len(inputs) > 1 else 0
+        depth = () if "batch_dims" in attributes else (self._shape(second) or (None,))[-1:]
+        axes = self._axes(op, shape, attributes["axis"].i if "axis" in attributes else 0, depth)
+        return [axis for axis in axes if _free(shape, axis)]
 
     @staticmethod
     def _axes(op: str, shape: Sequence[Dim] | None, axis: int, depth: Sequence[Dim | None]) -> Sequence[int]:
@@ -149,20 +163,23 @@ class FarReads:
             return range(len(shape or (0,)))[:read]
         return (-1, -2) if op == "Trilu" else ()
 
-    def _slice(self, inputs: Sequence[int], shape: Sequence[Dim] | None) -> Iterator[int]:
+    def _slice(self, inputs: Sequence[int], shape: Sequence[Dim] | None) -> Iterator[float]:
         starts, ends, axes, steps = (self._items(value) for value in (*inputs[1:], 0, 0)[:4])
         for index in range(max(len(starts), len(ends))):
             axis = _number(axes[index]) if index < len(axes) else (index if not inputs[3:] else None)
             if not _free(shape, axis):
                 continue
-            bounds = [some[index] for some in (starts, ends) if index < len(some)]
-            yield from map(_number, bounds)
+            places = [some[index] for some in (starts, ends) if index < len(some)]
+            yield from (self._place(bound, shape, axis) for bound in places)
             if index < len(steps) and abs(_number(steps[index])) != 1:
                 yield FARTHEST + 1
-            if self._across(shape, axis) and not all(self._is_end(bound) for bound in bounds):
+            if index < len(steps) and _number(steps[index]) < 0:
+                # The last comes first.
+                yield self._place(-1, shape, axis)
+            if self._across(shape, axis) and not all(self._is_end(bound) for bound in places):
                 yield FARTHEST + 1
 
-    def _beside(self, node: int) -> int:
+    def _beside(self, node: int) -> float:
         """How many places that are no step's own are put together along a free axis."""
         graph = self.scope.graph
         axis, shapes = graph.attributes(node)["axis"].i, [self._shape(value) for value in graph.node_inputs[node]]
@@ -172,17 +189,39 @@ class FarReads:
             return 0
         sizes = [shape[axis] for shape in shapes if shape and -len(shape) <= axis < len(shape)]
         fixed = sum(size for size in sizes if isinstance(size, int))
-        return fixed if self.scope.shapes is not None or fixed > 1 else 0
+        fixed = fixed if self.scope.shapes is not None or fixed > 1 else 0
+        before = [size for size in sizes[:-1] if not isinstance(size, int)]
+        return fixed + max((self._place(place, shapes[0], axis) for place in accumulate(before, _plus)), default=0)
 
-    def _pad(self, inputs: Sequence[int], shape: Sequence[Dim] | None) -> Iterator[int]:
+    def _pad(self, inputs: Sequence[int], shape: Sequence[Dim] | None) -> Iterator[float]:
         amounts = self._items(inputs[1])
         rank = len(amounts) // 2
         for index, amount in enumerate(amounts):
             axis = index % max(rank, 1)
             if len(inputs) > 3 or _free(shape, axis):
-                yield _number(amount)
+                # What is put behind all moves nothing.
+                behind = index >= rank and isinstance(amount, Expr) and bounds(amount)[0] >= 0
+                yield 0 if behind else self._place(amount, None if len(inputs) > 3 else shape, axis)
                 if len(inputs) < 4 and amount != 0 and self._across(shape, axis):
                     yield FARTHEST + 1
+
+    def _place(self, place: object, shape: Sequence[Dim] | None, axis: int | None) -> float:
+        """By how much a place along an axis is apart from a multiple of the tokens; one below zero is from the end."""
+        known = shape is not None and axis is not None and -len(shape) <= axis < len(shape)
+        size: Dim = shape[axis] if known and shape is not None and axis is not None else 0
+        if not isinstance(place, Expr):
+            number = _number(place)
+            if abs(number) >= _END:
+                return 0
+            # Where the end is no steady size, the site is right for few tokens.
+            steady = number < 0 and isinstance(size, Expr) and self._is_steady(size)
+            return abs(number) + (self.sizes.apart(size) if steady else 0)
+        tokens = self.sizes.tokens
+        if place == size or (known and tokens is not None and tokens.isdisjoint(symbols(size))):
+            return 0
+        low, high = bounds(place)
+        found = self.sizes.apart(place) if high >= 0 else 0
+        return max(found, self.sizes.apart(size + place)) if low < 0 else found
 
     def _across(self, shape: Sequence[Dim] | None, axis: int | None) -> bool:
         """Whether places along a free axis are those of sequences, which have nothing to do with each other."""
@@ -204,6 +243,10 @@ class FarReads:
 
     def _shape(self, value: int) -> Sequence[Dim] | None:
         return None if self.scope.engine is None else self.scope.engine.shape(value)
+
+
+def _plus(one: object, other: object) -> object:
+    return one + other if isinstance(one, (int, Expr)) and isinstance(other, (int, Expr)) else other
 
 
 def _number(item: object) -> int:

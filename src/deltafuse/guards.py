@@ -21,7 +21,7 @@ from deltafuse.reasons import TEXTS, Reason
 from deltafuse.scope import SHAPES, Scope
 from deltafuse.shape_bodies import engines
 from deltafuse.size_choices import period
-from deltafuse.size_flow import GATE, SIZE, Sizes
+from deltafuse.size_flow import FARTHEST, GATE, SIZE, Flow, FlowKind, Sizes
 from deltafuse.size_rules import Follower
 from deltafuse.while_loops import limit, runs_through
 
@@ -173,7 +173,7 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
         if body.flag != (0, 0) and not counted and not runs_through(scope, node, body):
             return _reason(graph, node, "early-exit")
         within = Scope(body.model, body.graph, body.kinds, None, scope, body, engine)
-        inner = _settled(within, node, reach, follower.sizes)
+        inner = _settled(within, node, reach, follower)
         if isinstance(inner, Reason):
             return inner
         inside = max(inner.moved.values(), default=0)
@@ -188,7 +188,7 @@ def _search_bodies(scope: Scope, node: int, reach: Reach, follower: Follower) ->
     return None
 
 
-def _settled(within: Scope, node: int, reach: Reach, known: Sizes) -> Reach | Reason:
+def _settled(within: Scope, node: int, reach: Reach, follower: Follower) -> Reach | Reason:
     """Goes through a body until no step of it hands on what is read farther away than in the step before."""
     body, around = within.body, within.around
     assert body is not None, "a subgraph takes values from around"
@@ -197,8 +197,13 @@ def _settled(within: Scope, node: int, reach: Reach, known: Sizes) -> Reach | Re
     # A move that each step makes again shows once it has gone through all that is carried.
     for _ in range(len(body.carried) + 1):
         inner = reach.inside(within, node)
+        # What is made of sizes there is not known, but how far apart these are.
+        inner.sized.update({
+            value: Flow(FlowKind.SIZE, int(min(follower.moves_inside(around), FARTHEST + 1)))
+            for value, around in within.outers().items() if follower.is_size(around)
+        })  # fmt: skip
         inner.moved.update(farther)
-        found = _search(within, range(len(body.graph.op)), inner, (), known)
+        found = _search(within, range(len(body.graph.op)), inner, (), follower.sizes)
         if found is not None:
             return found
         ends = {value: inner.moved.get(after, 0) for value, after in body.carried.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import lcm
+from collections.abc import Collection
+from math import inf, lcm
 from typing import TypeAlias
 
 import numpy as np
@@ -81,6 +82,44 @@ def chunked(dim: Dim) -> int:
             return 0
         found = max(found, chunk)
     return found
+
+
+def apart(dim: Dim, along: Collection[str]) -> float:
+    """By how much a size is apart from a multiple of a symbol at most, whatever that is: 37 for ``2 * T + 37``.
+
+    What lies at two such sizes meets where the symbol is small, or never: up to twice the sum of both numbers.
+
+    Args:
+        dim: the size.
+        along: the symbols that count; what is a multiple of all others has to be one of these too.
+
+    Returns:
+        A whole number; infinite where there is none, or none is known.
+    """
+    if isinstance(dim, int):
+        return abs(dim)
+    groups: dict[Monomial, dict[Monomial, int]] = {}
+    for monomial, factor in dim.terms:
+        inner = tuple(pair for pair in monomial if isinstance(pair[0], Call) or pair[0] in along)
+        outer = tuple(pair for pair in monomial if pair not in inner)
+        groups.setdefault(outer, {})[inner] = factor
+    found = 0.0
+    for outer, parts in groups.items():
+        most = _apart(Expr(tuple(parts.items())))
+        if most and outer:
+            return inf
+        found += most
+    return found
+
+
+def _apart(dim: Expr) -> float:
+    """`apart` for a size of one symbol."""
+    names, length = symbols(dim), rounds(dim)
+    if len(names) > 1 or not length:
+        return inf
+    values = _values(dim, np.arange(length + 1, dtype=np.int64)).tolist()
+    rise = values[-1] - values[0]
+    return -(-max(abs(value * length - step * rise) for step, value in enumerate(values)) // length)
 
 
 def _in(call: Call) -> set[str]:

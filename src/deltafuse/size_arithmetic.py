@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deltafuse.quasi_linear import LARGEST_CHUNK
-from deltafuse.size_flow import FARTHEST, GATE, MASK, Flow, FlowKind
+from deltafuse.size_flow import FARTHEST, GATE, NEAREST, Flow, FlowKind
 from deltafuse.size_values import ENDS, WHOLE, WIDE, SizedValues
 
 
@@ -29,7 +29,8 @@ def compared(values: SizedValues, node: int, given: Sequence[Flow | None]) -> Fl
     flows = [flow for flow in given if flow is not None]
     kinds = {flow.kind for flow in flows}
     pairs = ({FlowKind.PLACE}, {FlowKind.PLACE, FlowKind.SIZE}, {FlowKind.SPAN})
-    if kinds not in pairs or sum(flow.moved for flow in flows) > 1:
+    moved = sum(map(values.moved_by, inputs))
+    if kinds not in pairs or moved > NEAREST:
         return GATE
     for value, flow in zip(inputs, given, strict=True):
         array = values.scope.constant(value) if flow is None else None
@@ -38,7 +39,7 @@ def compared(values: SizedValues, node: int, given: Sequence[Flow | None]) -> Fl
         if values.is_size(value) and not (values.is_plain(value) and values.is_along_tokens(value)):
             return GATE
     values.sizes.masks = True
-    return MASK if len(flows) < 2 or kinds != {FlowKind.SPAN} else GATE
+    return Flow(FlowKind.MASK, int(moved)) if len(flows) < 2 or kinds != {FlowKind.SPAN} else GATE
 
 
 def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None]) -> Flow:
@@ -46,7 +47,7 @@ def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None
     if op in ("Add", "Sub"):
         return _moved(values, op, node, given)
     kinds = [flow.kind for flow in given if flow is not None]
-    moved = FARTHEST if any(flow is not None and flow.moved for flow in given) else 0
+    moved = max((flow.moved for flow in given if flow is not None), default=0)
     plain = Flow(FlowKind.SIZE if kinds == [FlowKind.SIZE] else FlowKind.INDEX, moved)
     if op == "Neg":
         return plain
@@ -60,9 +61,11 @@ def counted(values: SizedValues, op: str, node: int, given: Sequence[Flow | None
         factor = values.scope.constant(other)
         largest = float("inf") if factor is None else float(np.abs(factor).max(initial=0.0))
         if kinds == [FlowKind.SIZE]:
-            return plain if largest <= WIDE.get(dtype, 0) else GATE
+            fits = largest <= WIDE.get(dtype, 0) and moved * largest <= FARTHEST
+            return Flow(plain.kind, int(moved * largest)) if fits else GATE
         # Positions that lie far apart are beyond all that is tried but for the first.
-        return Flow(plain.kind, FARTHEST if largest > 1.0 else moved) if largest <= LARGEST_CHUNK else GATE
+        fits = largest <= LARGEST_CHUNK and moved * largest <= FARTHEST
+        return Flow(plain.kind, FARTHEST if largest > 1.0 else moved) if fits else GATE
     if op in ("Div", "Mod") and given[1] is None and kinds == [FlowKind.PLACE]:
         divisor = values.scope.number(other) or 0
         return Flow(FlowKind.INDEX, FARTHEST) if dtype in WHOLE and 0 < divisor <= LARGEST_CHUNK else GATE
@@ -77,10 +80,11 @@ def _moved(values: SizedValues, op: str, node: int, given: Sequence[Flow | None]
         if flow is None or flow.kind in (FlowKind.FLAT, FlowKind.TABLE)
     ]  # fmt: skip
     flows = [flow for flow in given if flow is not None]
-    total = sum(step or 0 for step in steps) + sum(flow.moved for flow in flows)
+    kinds = {flow.kind for flow in flows}
+    total = sum(step or 0 for step in steps) + sum(map(values.moved_by, inputs))
     if None in steps or total > FARTHEST:
         return GATE
-    kinds = {flow.kind for flow in flows}
+    total = int(total)
     if kinds == {FlowKind.SIZE}:
         return Flow(FlowKind.SIZE, total)
     places = [flow for flow in flows if flow.kind == FlowKind.PLACE]

@@ -38,6 +38,8 @@ _MOST_TURNS = 2 * _LONGEST
 #: Constants that move data no farther than this act where all is proven with several sequences, too.
 _NEAR = 64
 _BAR = 1e-10
+#: Whole chunks are tried up to as many tokens.
+_FAR = 1024
 
 
 def period(graph: Graph, shapes: Shapes, condition: int) -> tuple[int, str]:
@@ -137,6 +139,7 @@ def ends_fail(trial: Trial, binding: Binding, validity: Validity, sizes: Sizes) 
 def end_steps(binding: Binding, validity: Validity, sizes: Sizes) -> list[Step]:
     """What `ends_fail` compares: at sizes that the symbols allow."""
     counts = {1, 2, 3} if sizes.masks or sizes.chunks else set[int]()
+    counts |= _meetings(sizes)
     counts |= {count for chunk in sizes.chunks for count in (chunk - 1, chunk, chunk + 1, 2 * chunk, 2 * chunk + 1)}
     counts |= {validity.high} if sizes.farthest > _NEAR else set[int]()
     inside = [count for count in sorted(counts) if validity.low <= count <= validity.high]
@@ -148,6 +151,17 @@ def end_steps(binding: Binding, validity: Validity, sizes: Sizes) -> list[Step]:
     ]  # fmt: skip
     found = [(tokens, binding.at(tokens, batch)) for tokens, batch in tries]
     return [_step(at, tokens) for tokens, at in found if at is not None]
+
+
+def _meetings(sizes: Sizes) -> set[int]:
+    """Token counts at which what constants have moved may meet, and at no other: each is tried."""
+    if not sizes.farthest:
+        return set()
+    few, chunk = 2 * sizes.farthest + 2, max(sizes.chunks, default=1)
+    # What lies at a remainder meets once in each round; what lies at whole chunks, after as many chunks.
+    few += chunk if sizes.farthest >= chunk - 1 > 0 else 0
+    whole = {count * chunk for count in range(1, 2 * sizes.farthest + 3) if count * chunk <= _FAR}
+    return set(range(1, few + 1)) | whole
 
 
 def turn_steps(binding: Binding, validity: Validity, choices: Sequence[Turns], sizes: Sizes) -> list[Step]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from deltafuse.dims import Dim, straightened, substitute, symbol, symbol_name, symbols
-from deltafuse.quasi_linear import chunked
+from deltafuse.quasi_linear import apart, chunked
 
 
 class FlowKind(Enum):
@@ -87,6 +87,15 @@ class Sizes:
             dim = straightened(dim, name, *self.valid)
         return self.chunk(dim) != 0
 
+    def apart(self, dim: Dim) -> float:
+        """By how much a size is apart from a multiple of the tokens, see `quasi_linear.apart`."""
+        dim = substitute(dim, self.same)
+        free = symbols(dim)
+        if self.tokens is None and len(free) > 1:
+            # Which of them is the tokens' is asked again once that is known.
+            return 0
+        return apart(dim, free if self.tokens is None else self.tokens)
+
     def along_tokens(self, dim: Dim) -> bool:
         """Whether a size is one of tokens alone: places along it are tried, those along any other one are not."""
         return self.tokens is None or self.tokens.issuperset(symbols(dim))
@@ -105,6 +114,8 @@ NUMBERS = frozenset({FlowKind.MASK, FlowKind.FLAT, FlowKind.TABLE})
 COUNTS = frozenset({FlowKind.SIZE, FlowKind.PLACE, FlowKind.SPAN, FlowKind.INDEX})
 #: Most that constants may move a position by: proofs have more tokens than that.
 FARTHEST = 128
+#: The same for what is compared: two masks that are moved farther may meet at one single size.
+NEAREST = 1
 
 
 def sizes_along(
@@ -148,5 +159,5 @@ def joined(given: Sequence[Flow | None], *, tables: bool) -> Flow:
             return Flow(FlowKind.TABLE, farthest(given))
         return FLAT if kinds == {FlowKind.FLAT} and None not in given else Flow(FlowKind.MASK, farthest(given))
     if kinds == {FlowKind.SIZE}:
-        return SIZE
+        return Flow(FlowKind.SIZE, farthest(given))
     return Flow(FlowKind.INDEX, farthest(given)) if kinds <= COUNTS | {FlowKind.FLAT, FlowKind.TABLE} else GATE

@@ -23,6 +23,7 @@ from deltafuse.size_flow import (
     FLAT,
     GATE,
     MASK,
+    NEAREST,
     NUMBERS,
     SIZE,
     TABLE,
@@ -46,6 +47,8 @@ _HOW: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 #: Layout operators that read a part of an operand: from a table of numbers they make a choice.
 _READS = frozenset({"Slice", "Gather", "GatherND", "Split", "Tile", "Pad"})
+#: Of these, those that are given a shape, not places.
+_SHAPED = frozenset({"Reshape", "Expand", "Tile"})
 _COMPARES = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"})
 _ELEMENTWISE = _COMPARES | frozenset({
     "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Exp", "Log", "Sqrt", "Pow", "Reciprocal", "Min", "Max", "Clip", "And",
@@ -78,7 +81,8 @@ class Follower(SizedValues):
             held: which of its operands are data.
         """
         graph = self.scope.graph
-        how, inputs, moved = _HOW.get(graph.standard[node], ()), graph.node_inputs[node], 0
+        op, inputs, moved, further = graph.standard[node], graph.node_inputs[node], 0, 0
+        how = _HOW.get(op, ())
         for position, value in enumerate(inputs):
             flow = self.flows.get(value)
             if flow is None or position in held:
@@ -86,8 +90,13 @@ class Follower(SizedValues):
             fits = self.lays_out(value) if position in how else flow.kind in NUMBERS
             if not fits:
                 return True
-            moved = max(moved, flow.moved)
-        return self.reads.goes_far(node, held, moved)
+            if op not in _SHAPED and (position in how or op == "Concat"):
+                moved = max(moved, flow.moved)
+            # One constant for each place that is read, or sizes inside a body, of which not all is known.
+            inside = op not in _SHAPED and flow.kind == FlowKind.SIZE and self.scope.shapes is None
+            if position in how and (inside or (flow.kind in NUMBERS and self.reads.indexes(node))):
+                further = max(further, int(min(self._farthest(value), FARTHEST + 1)))
+        return max(moved, further) > FARTHEST or self.reads.goes_far(node, held, moved, further)
 
     def _made(self, node: int) -> Flow | None:
         graph, scope = self.scope.graph, self.scope
@@ -127,9 +136,9 @@ class Follower(SizedValues):
         if op == "Concat":
             tables = [v for v, flow in zip(graph_inputs, given, strict=True) if flow is None and self.is_table(v)]
             found = joined(given, tables=bool(tables))
-            return found if self.reads.offset(node) <= FARTHEST else GATE
+            return self._farther(found, self.reads.offset(node) + self._beside(found, graph_inputs))
         if op == "ConstantOfShape":
-            return FLAT if self._all_lay_out(node, 0) else GATE
+            return Flow(FlowKind.FLAT, farthest(given)) if self._all_lay_out(node, 0) else GATE
         if op == "Range":
             return self._range(node)
         if op in ("Trilu", "EyeLike"):
@@ -137,6 +146,20 @@ class Follower(SizedValues):
         if op in _ELEMENTWISE:
             return self._elementwise(op, node, given)
         return GATE
+
+    def _beside(self, found: Flow, parts: Sequence[int]) -> float:
+        """By how much more than positions the constants and sizes beside them move what is read at all of these."""
+        # A shape may hold any number.
+        return 0 if found.kind in NUMBERS | {FlowKind.SIZE} else max(map(self._farthest, parts))
+
+    def _farthest(self, value: int) -> float:
+        """By how much what is read at a value is moved at most."""
+        if self.is_size(value):
+            graph, node = self.scope.graph, self.scope.graph.producer[value]
+            parts = graph.node_inputs[node] if node >= 0 and graph.standard[node] == "Concat" else ()
+            return max((self._farthest(part) for part in parts), default=self.moves_inside(value))
+        reach = self.reach_of(value)
+        return FARTHEST + 1 if reach is None else reach
 
     def _all_lay_out(self, node: int, first: int) -> bool:
         return all(self.lays_out(value) for value in self.scope.graph.node_inputs[node][first:] if value)
@@ -148,7 +171,7 @@ class Follower(SizedValues):
         follows = op in _READS and any(flow is not None for flow in given[1:])
         if given[0] is not None and given[0].kind != FlowKind.SIZE:
             gate = (follows and given[0].kind == FlowKind.TABLE) or not self._keeps_places(op, node)
-            return GATE if gate else self._moved_places(node, given)
+            return GATE if gate else self._moved_places(node, given[:1] if op in _SHAPED else given)
         if given[0] is not None:
             return GATE if follows else given[0]
         if not self.is_table(source):
@@ -158,9 +181,22 @@ class Follower(SizedValues):
     def _moved_places(self, node: int, given: Sequence[Flow | None]) -> Flow:
         """What the first operand is once its numbers stand elsewhere: as if each had been moved by a constant."""
         first = given[0] or GATE
-        moved = sum(flow.moved for flow in given if flow is not None) + self.reads.offset(node)
-        kind = FlowKind.MASK if first.kind == FlowKind.FLAT and moved else first.kind
-        return Flow(kind, moved) if moved <= FARTHEST else GATE
+        filled = self.reach_of(filler) if (filler := self._filler(node)) else 0
+        if filled is None:
+            return GATE
+        moved = sum(flow.moved for flow in given if flow is not None) + self.reads.offset(node) + filled
+        return self._farther(Flow(FlowKind.MASK if first.kind == FlowKind.FLAT and moved else first.kind), moved)
+
+    def _filler(self, node: int) -> int:
+        """The number that a Pad puts beside positions, 0 where it is none."""
+        graph = self.scope.graph
+        return graph.node_inputs[node][2] if graph.standard[node] == "Pad" and graph.node_inputs[node][2:] else 0
+
+    @staticmethod
+    def _farther(flow: Flow, moved: float) -> Flow:
+        """The same moved on; numbers that meet data are not to be moved far."""
+        total = flow.moved + moved
+        return Flow(flow.kind, int(total)) if total <= (NEAREST if flow.kind in NUMBERS else FARTHEST) else GATE
 
     def _keeps_places(self, op: str, node: int) -> bool:
         """Whether numbers stay along the axis that they lie along: one that is cut in parts has them far apart."""
@@ -182,9 +218,10 @@ class Follower(SizedValues):
         if length != 1:
             apart = 1 < length <= LARGEST_CHUNK and self.rounds_to({int(length)})
             return Flow(FlowKind.INDEX, FARTHEST) if apart else GATE
-        moved = self.reach_of(start)
-        if moved is None:
+        moved = self.moved_by(start) if self.is_size(start) else self.reach_of(start)
+        if moved is None or moved > FARTHEST:
             return GATE
+        moved = int(moved)
         # The number of a sequence is good for reading it, not for being compared.
         return Flow(FlowKind.PLACE, moved) if self._along_tokens(node) else Flow(FlowKind.INDEX, moved)
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 from onnx import TensorProto
 
-from deltafuse.dims import Dim
+from deltafuse.dims import Dim, bounds
 from deltafuse.scope import Scope
 from deltafuse.shape_rules_contents import filling
-from deltafuse.size_flow import FARTHEST, Flow, FlowKind, Sizes
+from deltafuse.size_flow import FARTHEST, NEAREST, Flow, FlowKind, Sizes
 
 #: Element types that hold sizes and positions as they are, and the largest factor of a size that they hold with it.
 WIDE: Mapping[int, int] = {
@@ -104,9 +104,21 @@ class SizedValues:
         """Whether a size, as far as it is known, is made of those of tokens alone."""
         return all(map(self.sizes.along_tokens, self.numbers(value) or ()))
 
+    def moved_by(self, value: int) -> float:
+        """By how much constants have moved a value; for a size, how far apart it is from multiples of the tokens."""
+        moved = self.flows[value].moved if value in self.flows else 0
+        if not self.is_size(value):
+            return moved
+        return max(map(self.sizes.apart, self.numbers(value) or ()), default=0) or moved
+
+    def moves_inside(self, value: int) -> float:
+        """`moved_by` for a size that a body takes from here; what a last chunk lacks counts where it is laid out."""
+        sizes = self.numbers(value)
+        if sizes is None:
+            return self.moved_by(value)
+        far = (size for size in sizes if not (bounds(size)[0] >= 0 and bounds(size)[1] < self.sizes.chunk(size)))
+        return max(map(self.sizes.apart, far), default=0)
+
     def is_plain(self, value: int) -> bool:
         """Whether a size is one up to one more or less: a position that is compared with it is at an end."""
-        contents = self.numbers(value)
-        if contents is None or not self._is_tame(value):
-            return False
-        return all(isinstance(item, int) or all(m or abs(f) <= 1 for m, f in item.terms) for item in contents)
+        return self.numbers(value) is not None and self._is_tame(value) and self.moved_by(value) <= NEAREST

@@ -94,7 +94,7 @@ class Session:
     """A model that a worker has loaded.
 
     Attributes:
-        key: the worker's number for it.
+        key: the worker's number for it; no two of one worker have the same.
         inputs: names of its inputs.
         outputs: names of its outputs.
     """
@@ -124,6 +124,8 @@ class Worker:
         self._compares = compares
         self._given = child
         self._child = self._start() if child is None else child
+        self._loaded = 0  # in all
+        self._gone = 0  # of these, by earlier children
 
     def __enter__(self) -> Worker:  # noqa: PYI034 - typing has Self from 3.11 on only
         return self
@@ -141,11 +143,17 @@ class Worker:
         if self._child.poll() is not None:
             self.close()
             self._child = self._start()
-        answer = self._ask(("load", model), meanwhile)
+            self._gone = self._loaded
+        self._loaded += 1
+        answer = self._ask(("load", self._loaded, model), meanwhile)
         if isinstance(answer, Reason):
             return answer
-        key, inputs, outputs = cast("tuple[int, tuple[str, ...], tuple[str, ...]]", answer)
-        return Session(key, inputs, outputs)
+        inputs, outputs = cast("tuple[tuple[str, ...], tuple[str, ...]]", answer)
+        return Session(self._loaded, inputs, outputs)
+
+    def has(self, session: Session) -> bool:
+        """Whether a session is one of the present child's; those of an earlier one are gone with it."""
+        return session.key > self._gone
 
     def run(
         self,

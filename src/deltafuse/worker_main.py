@@ -30,9 +30,8 @@ class _Sessions:
 
         self._ort: Any = onnxruntime
         self._open: dict[int, Any] = {}
-        self._next = 0
 
-    def load(self, model: bytes) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    def load(self, key: int, model: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
         options = self._ort.SessionOptions()
         options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -40,11 +39,12 @@ class _Sessions:
         # Each run has other sizes: what is planned for those of the last one is of no use.
         options.enable_mem_pattern = False
         session = self._ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        self._next += 1
-        self._open[self._next] = session
-        return self._next, tuple(i.name for i in session.get_inputs()), tuple(o.name for o in session.get_outputs())
+        self._open[key] = session
+        return tuple(i.name for i in session.get_inputs()), tuple(o.name for o in session.get_outputs())
 
     def run(self, key: int, feeds: dict[str, AnyArray], outputs: tuple[str, ...]) -> tuple[AnyArray, ...]:
+        if key not in self._open:
+            raise LookupError("its session is gone; load it again")
         return tuple(self._open[key].run(list(outputs), feeds))
 
     def unload(self, key: int) -> None:
