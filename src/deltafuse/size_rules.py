@@ -136,7 +136,7 @@ class Follower(SizedValues):
         if op == "Concat":
             tables = [v for v, flow in zip(graph_inputs, given, strict=True) if flow is None and self.is_table(v)]
             found = joined(given, tables=bool(tables))
-            return self._farther(found, self.reads.offset(node) + self._beside(found, graph_inputs))
+            return self._farther(found, self.reads.offset(node) + self._beside(found, node))
         if op == "ConstantOfShape":
             return Flow(FlowKind.FLAT, farthest(given)) if self._all_lay_out(node, 0) else GATE
         if op == "Range":
@@ -147,10 +147,14 @@ class Follower(SizedValues):
             return self._elementwise(op, node, given)
         return GATE
 
-    def _beside(self, found: Flow, parts: Sequence[int]) -> float:
+    def _beside(self, found: Flow, node: int) -> float:
         """By how much more than positions the constants and sizes beside them move what is read at all of these."""
-        # A shape may hold any number.
-        return 0 if found.kind in NUMBERS | {FlowKind.SIZE} else max(map(self._farthest, parts))
+        graph, engine = self.scope.graph, self.scope.engine
+        shape = None if engine is None else engine.shape(graph.node_outputs[node][0])
+        # A shape may hold any number, and so may coordinates: most of their axes are fixed ones.
+        coordinates = shape is not None and len(shape) > 1 and graph.attributes(node)["axis"].i in (-1, len(shape) - 1)
+        free = coordinates or found.kind in NUMBERS | {FlowKind.SIZE}
+        return 0 if free else max(map(self._farthest, graph.node_inputs[node]))
 
     def _farthest(self, value: int) -> float:
         """By how much what is read at a value is moved at most."""
