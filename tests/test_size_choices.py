@@ -18,7 +18,7 @@ from deltafuse.dims import symbol
 from deltafuse.match import Validity
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
-from deltafuse.size_choices import ends_fail, period
+from deltafuse.size_choices import Turns, ends_fail, period, turn_steps
 from deltafuse.size_flow import Sizes
 from exports import export
 
@@ -263,3 +263,16 @@ def test_a_step_that_reads_far_tokens_is_refused(all_values: str, tmp_path: Path
     report = graphs.fuse(graphs.save(model, tmp_path), tmp_path / "out.onnx")
     assert (report.exit, graphs.codes(report)) == (3, ["position-gate"])
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_turns_that_are_too_many_are_not_begun() -> None:
+    binding = Binding({"T": 5}, 2, 5, (), (symbol("T"),))
+    validity = Validity(1, 1024, None, None, (5,))
+
+    def tokens(length: int) -> list[int | None]:
+        found = turn_steps(binding, validity, [Turns("if", length, "T")], Sizes())
+        return [step.binding.tokens for step in found]
+
+    assert tokens(3) == [1, 1, 2, 2, 3, 3]
+    assert tokens(257) == []
+    assert turn_steps(binding, validity, [], Sizes()) == []

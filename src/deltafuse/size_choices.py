@@ -166,7 +166,8 @@ def _meetings(sizes: Sizes) -> set[int]:
 
 def turn_steps(binding: Binding, validity: Validity, choices: Sequence[Turns], sizes: Sizes) -> list[Step]:
     """What `turns_fail` compares, where all is right."""
-    turning = _turning(binding, validity, _round_of(choices, sizes))
+    length = _round_of(choices, sizes)
+    turning = () if length > _MOST_TURNS else _turning(binding, validity, length)
     found = [(tokens, binding.at(tokens, batch)) for tokens, batch in turning]
     return [_step(at, tokens) for tokens, at in found if at is not None]
 

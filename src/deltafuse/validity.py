@@ -35,10 +35,10 @@ def range_steps(start: Binding) -> list[Step]:
     """What `find_range` is likely to compare first: few tokens are right, and one chunk, and what comes behind it."""
     if start.tokens is None:
         return []
+    below = beyond = start.tokens
     counts: list[int] = []
-    while (counts or [start.tokens])[-1] > 1:
-        counts.append((counts or [start.tokens])[-1] // 2)
-    beyond = start.tokens
+    while below > 1:
+        counts.append(below := below // 2)
     while beyond <= max(_CHUNKS):
         counts.append(beyond := _further(beyond))
     return _steps(start, counts)
