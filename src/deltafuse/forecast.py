@@ -97,14 +97,14 @@ def _likely(site: Match) -> Match:
 
 def _drawn(part: Part) -> list[tuple[Any, ...]]:
     """All of the plans of a part that its edits depend on."""
-    found: list[tuple[Any, ...]] = []
-    for plan in part.plans:
-        ends = [[role.value for role in roles] for roles in (plan.match.operands(), plan.match.results())]
-        found.append((plan.match.name, ends, plan.nodes, plan.value_info))
-    return found
+    return [(plan.match.name, _ends(plan), plan.nodes, plan.value_info) for plan in part.plans]
 
 
 def _asked(chosen: Chosen, plan: AnyPlan) -> tuple[Any, ...]:
     match = plan.match
-    ends = [[role.value for role in roles] for roles in (match.operands(), match.results())]
-    return type(plan), match.name, ends, match.nodes, plan.pins, chosen.opset_of(plan)
+    return type(plan), match.name, _ends(plan), match.nodes, plan.pins, chosen.opset_of(plan)
+
+
+def _ends(plan: AnyPlan) -> list[list[int]]:
+    """The values that a plan's site reads, and those that it writes."""
+    return [[role.value for role in roles] for roles in (plan.match.operands(), plan.match.results())]

@@ -38,8 +38,6 @@ _MOST_TURNS = 2 * _LONGEST
 #: Constants that move data no farther than this act where all is proven with several sequences, too.
 _NEAR = 64
 _BAR = 1e-10
-#: Whole chunks are tried up to as many tokens.
-_FAR = 1024
 
 
 def period(graph: Graph, shapes: Shapes, condition: int) -> tuple[int, str]:
@@ -160,7 +158,7 @@ def _meetings(sizes: Sizes) -> set[int]:
     few, chunk = 2 * sizes.farthest + 2, max(sizes.chunks, default=1)
     # What lies at a remainder meets once in each round; what lies at whole chunks, after as many chunks.
     few += chunk if sizes.farthest >= chunk - 1 > 0 else 0
-    whole = {count * chunk for count in range(1, 2 * sizes.farthest + 3) if count * chunk <= _FAR}
+    whole = {count * chunk for count in range(1, 2 * sizes.farthest + 3)}
     return set(range(1, few + 1)) | whole
 
 

@@ -7,12 +7,13 @@ are those of the first node that is equal to it in all but names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx
 from onnx import AttributeProto
 
-_GRAPHS = frozenset({AttributeProto.GRAPH, AttributeProto.GRAPHS})
+from deltafuse.constants_flat import bodies
+
 #: Operators of ai.onnx that give something else each time.
 _RANDOM = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
@@ -74,11 +75,7 @@ def _reading(node: onnx.NodeProto, inputs: list[str]) -> onnx.NodeProto:
 
 def _is_pure(node: onnx.NodeProto) -> bool:
     """Whether a node gives the same for the same, and reads nothing but its inputs."""
-    return (
-        node.domain in ("", "ai.onnx")
-        and node.op_type not in _RANDOM
-        and not any(attribute.type in _GRAPHS for attribute in node.attribute)
-    )
+    return node.domain in ("", "ai.onnx") and node.op_type not in _RANDOM and not bodies(node)
 
 
 def _key(node: onnx.NodeProto, inputs: list[str], outputs: list[str]) -> tuple[object, ...]:
@@ -98,16 +95,10 @@ def _attribute(attribute: AttributeProto) -> bytes:
     return attribute.SerializeToString(deterministic=True)
 
 
-def _mentioned(node: onnx.NodeProto) -> set[str]:
-    """Every name in the subgraphs of a node."""
-    return set(_names(node)) if any(attribute.type in _GRAPHS for attribute in node.attribute) else set()
-
-
-def _names(node: onnx.NodeProto) -> Iterator[str]:
-    for attribute in node.attribute:
-        graphs: Iterable[onnx.GraphProto] = (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else []))
-        for graph in graphs:
-            yield from (output.name for output in graph.output)
-            for inner in graph.node:
-                yield from inner.input
-                yield from _names(inner)
+def _mentioned(node: onnx.NodeProto) -> Iterator[str]:
+    """Every name that the subgraphs of a node read."""
+    for body in bodies(node):
+        yield from (output.name for output in body.output)
+        for inner in body.node:
+            yield from inner.input
+            yield from _mentioned(inner)
