@@ -6,6 +6,7 @@ Nothing here knows numbers: a candidate is a part of the graph that is worth pro
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,7 +55,7 @@ class Candidate:
     roots: tuple[int, ...]
     sizes: tuple[tuple[int, tuple[Dim, ...]], ...]
     core: tuple[int, ...]
-    nodes: tuple[int, ...]
+    nodes: Sequence[int]
     frontier: tuple[int, ...]
     wiring: Wiring = field(repr=False, compare=False)
 
@@ -152,7 +153,7 @@ class Finder:
             return None
         sizes, nodes, wiring = self._close(roots, place, self._shape_results)
         outer = (tuple(roots), tuple(sizes.items()))
-        return Candidate(place.name, *outer, place.core, tuple(nodes.tolist()), place.frontier, wiring)
+        return Candidate(place.name, *outer, place.core, array("i", nodes.tobytes()), place.frontier, wiring)
 
     @property
     def anchors_are(self) -> str:

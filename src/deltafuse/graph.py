@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 _RUNTIME = "com.microsoft"
 #: Attributes of up to so many bytes hold a scalar or a few numbers: there are many, most with the same bytes.
 _SHORT = 48
+_BATCH = 1 << 14
 
 
 class _Column(Sequence[_T]):
@@ -226,9 +227,10 @@ class Graph:
         sizes, source = ends - starts, cast("mmap", self.data.obj)
         short = np.flatnonzero((sizes > 0) & (sizes <= _SHORT))
         known = defaultdict[bytes, int](count(1).__next__)
-        runs = map(slice, starts[short].tolist(), ends[short].tolist())
         numbers = np.where(sizes > _SHORT, -1, 0).astype(np.int32)
-        numbers[short] = np.fromiter(map(known.__getitem__, map(source.__getitem__, runs)), np.int32, len(short))
+        for some in np.array_split(short, 1 + len(short) // _BATCH):
+            runs = map(slice, starts[some].tolist(), ends[some].tolist())
+            numbers[some] = np.fromiter(map(known.__getitem__, map(source.__getitem__, runs)), np.int32, len(some))
         return numbers, list(known)
 
     @cached_property

@@ -211,12 +211,14 @@ class Shapes:
             value, kind, rule = stack.pop()
             if value in memo[kind]:
                 continue
+            needs: list[tuple[int, int, None]] = []
             if rule is None and (rule := self._rule(value, kind)) is not None and (value, kind) not in opened:
-                if needs := self._needs(rule, producer[value]):
-                    opened.add((value, kind))
-                    stack += [(value, kind, rule), *needs]
-                    continue
-            self._settle(rule, value, kind)  # all it needs is settled, or the graph has a cycle
+                needs = self._needs(rule, producer[value])
+            if needs:
+                opened.add((value, kind))
+                stack += [(value, kind, rule), *needs]
+            else:
+                self._settle(rule, value, kind)  # all it needs is settled, or the graph has a cycle
 
     def _rule(self, value: int, kind: int) -> Rule[Any] | None:
         graph, node = self.graph, self.graph.producer[value]
@@ -279,8 +281,6 @@ class Shapes:
             self.conflicts.append(Conflict(self.graph.producer[value], len(shape), len(declared)))
             declared = None
         if declared is None:
-            if all(type(dim) is int for dim in shape):
-                return cast("tuple[Dim, ...]", tuple(shape))
             found = enumerate(shape)
             return tuple(dim if isinstance(dim, int) else self._choose(value, i, dim, None) for i, dim in found)
         return tuple(self._choose(value, i, *pair) for i, pair in enumerate(zip(shape, declared, strict=True)))
