@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
 
 #: The same as plain numbers: members of an enumeration are slow to look up and to compare.
-_CONSTANT, _DATA = int(Kind.CONSTANT), int(Kind.DATA)
+_CONSTANT, _SHAPE, _DATA = int(Kind.CONSTANT), int(Kind.SHAPE), int(Kind.DATA)
 #: A float array that may be a weight or structural: decided by `_Classifier.settle` when a node reads it.
 _UNSETTLED = 5
 
@@ -138,7 +138,9 @@ class _Classifier:
                     kind = found
                 elif not found:
                     all_known = False
-            if kind == _UNSETTLED or not all_known or not kind or op in _SPECIAL or node in captures:
+            if op == "Shape" and kind == _DATA:
+                kind = _SHAPE
+            elif kind == _UNSETTLED or not all_known or not kind or op in _SPECIAL or node in captures:
                 kind = self._of_node(node, op)
             for value in outputs:
                 kinds[value] = kind
@@ -163,7 +165,7 @@ class _Classifier:
                     kinds[value] = self._settle(value, op)
             kind = max(kinds[value] or _DATA for value in inputs)
         if op in ("Shape", "Size") and kind != _CONSTANT:
-            return Kind.SHAPE
+            return _SHAPE
         return kind
 
     def _settle(self, value: int, op: str) -> int:
