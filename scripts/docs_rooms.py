@@ -80,7 +80,7 @@ ROOMS = (
         "where a rule could be: anchors, cones, roots, what lies in bodies and functions",
         "numerics, targets",
         ("searching", "finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers", "parted",
-         "gathering", "softmax", "readings", "wiring", "signature", "ahead"),
+         "gathering", "softmax", "readings", "slices", "wiring", "signature", "ahead"),
     ),
     Room(
         "Running a cut",

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from deltafuse import edits, wire
 from deltafuse.edits import Changes, Edit, Insertion
 from deltafuse.errors import InternalError
+from deltafuse.nesting import levels
 from wire_forms import FORMS, Form, changed, random_changes, step_model, write
 
 _PLAIN = {"plain": None, **FORMS}
@@ -64,6 +65,21 @@ def test_nodes_that_stay_keep_their_bytes(tmp_path: Path, seed: int, form: str) 
         if not any(after.graph.name(value) in new for value in after.graph.node_outputs[node])
     ]
     assert sorted(after_bytes) == sorted(before_bytes)
+
+
+@pytest.mark.parametrize("form", _PLAIN)
+def test_what_begins_inside_a_node_is_no_edit_of_the_graph_around_it(tmp_path: Path, form: str) -> None:
+    scanned = write(tmp_path / "m.onnx", step_model(), _PLAIN[form])
+    places = range(len(scanned.data) + 1)
+    found = levels(scanned, [Edit(place, place, b"", "", "nodes") for place in places])
+    assert [(level.part, [edit.start for edit in level.edits]) for level in found] == [
+        (part, [place for place in range(part.start, part.end + 1) if not _inside_a_node(scanned, place)])
+        for part in scanned.graph_parts
+    ]
+
+
+def _inside_a_node(scanned: wire.Model, place: int) -> bool:
+    return any(start < place < end for start, end in scanned.graph.spans)
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 import graphs
 import loops
 from deltafuse.draws import DRAWS
 from deltafuse.match import Proof, Validity
-from deltafuse.notes import Notes
+from deltafuse.notes import Notes, _Behind
 from deltafuse.verify import verify
 from exports import export
 from hand_match import Site, match
@@ -52,6 +55,26 @@ def test_a_mask_that_reaches_an_operand_is_not(tmp_path: Path) -> None:
 
 def test_only_its_numbers_count_not_its_shape(tmp_path: Path) -> None:
     assert len(notes(tmp_path, "n")) == 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
+@given(data=st.data())
+def test_what_depends_on_a_value_is_found_in_any_order(data: st.DataObject, tmp_path: Path) -> None:
+    names, wanted = ["start", "other"], {"start"}
+    nodes: list[onnx.NodeProto] = []
+    for number in range(data.draw(st.integers(1, 12))):
+        sources = data.draw(st.lists(st.sampled_from([*names, ""]), min_size=1, max_size=3))
+        op, name = data.draw(st.sampled_from(["Sum", "Sum", "Sum", "Shape"])), f"v{number}"
+        nodes.append(helper.make_node(op, sources if op == "Sum" else [names[-1]], [name]))
+        if op == "Sum" and not wanted.isdisjoint(sources):
+            wanted.add(name)
+        names.append(name)
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in names[:2]]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in names[2:]]
+    graph = graphs.scanned(helper.make_model(helper.make_graph(nodes, "dag", inputs, outputs)), tmp_path).graph
+    behind = _Behind(graph, graph.find("start"))
+    for name in data.draw(st.permutations(names)):
+        assert behind.holds(graph.find(name)) == (name in wanted)
 
 
 def test_one_token_or_no_final_state_need_no_mask(tmp_path: Path) -> None:

@@ -82,6 +82,27 @@ def test_record_says_what_was_done(tmp_path: Path) -> None:
         assert whole[entry.start : entry.start + len(entry.removed)] == entry.removed
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 32), form=st.sampled_from(list(_PLAIN)))
+def test_removed_nodes_are_recorded_with_the_next_one_that_stayed(tmp_path: Path, seed: int, form: str) -> None:
+    scanned = write(tmp_path / "m.onnx", step_model(), _PLAIN[form])
+    graph, changes = scanned.graph, random_changes(scanned, random.Random(seed))
+    gone = {node for _, nodes in changes.removed for node in nodes} | {node for _, node, _ in changes.moved}
+    stayed = [
+        (start, next(graph.name(value) for value in graph.node_outputs[node] if value))
+        for node, (start, _) in enumerate(graph.spans)
+        if node not in gone
+    ]
+    publish(scanned, edits.build(scanned, changes), tmp_path / "fused.onnx")
+    for entry in find(wire.scan(tmp_path / "fused.onnx")).record.entries:
+        before = after = ""
+        if entry.kind == "nodes" and entry.removed:
+            end = entry.start + len(entry.removed)
+            before = next((name for start, name in stayed if start >= end), "")
+            after = "" if before or not stayed else stayed[-1][1]
+        assert (entry.before, entry.after) == (before, after)
+
+
 def test_missing_data_is_recorded_as_missing(tmp_path: Path) -> None:
     receipt = _fuse(tmp_path)
     assert find(wire.scan(tmp_path / "fused.onnx")).record.external == {"step.data": None}

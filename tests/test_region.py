@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -86,6 +87,36 @@ def test_dead_nodes_are_what_a_mark_and_sweep_leaves_out(dag: Dag, data: st.Data
 
     dead = region.dead_nodes(graph, ids(replaced), ids(kept))
     assert list(dead) == [value for value in range(len(dag)) if value not in needed(dag, outputs, replaced, kept)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=120)
+@given(data=st.data())
+def test_a_node_is_dead_where_none_of_its_results_is_needed_and_one_was(data: st.DataObject, tmp_path: Path) -> None:
+    made = ["x"]
+    nodes: list[onnx.NodeProto] = []
+    for number in range(data.draw(st.integers(1, 12))):
+        sources = data.draw(st.lists(st.sampled_from([*made, ""]), max_size=3))
+        results = data.draw(st.sampled_from([[f"v{number}"], [f"v{number}", f"w{number}"], ["", f"w{number}"]]))
+        nodes.append(helper.make_node("Sum", sources, results))
+        made += filter(None, results)
+    some = st.sets(st.sampled_from(made[1:]), max_size=3)
+    replaced, outputs = data.draw(some), data.draw(some)
+    kept = data.draw(some) - replaced
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in sorted(outputs)]
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])]
+    graph = graphs.scanned(helper.make_model(helper.make_graph(nodes, "dag", given, infos)), tmp_path).graph
+    expected = set[int]()
+    for _ in nodes:
+        read = {name for node, one in enumerate(nodes) if node not in expected for name in one.input}
+        freed = {name for node in expected for name in nodes[node].input} | replaced
+        needed = (read | outputs | kept) - replaced
+        expected |= {
+            node
+            for node, one in enumerate(nodes)
+            if needed.isdisjoint(filter(None, one.output)) and not (freed - {""}).isdisjoint(one.output)
+        }
+    dead = region.dead_nodes(graph, [graph.find(name) for name in replaced], [graph.find(name) for name in kept])
+    assert list(dead) == sorted(expected)
 
 
 def test_a_value_that_a_branch_reads_is_not_dead(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
 
 #: The same as plain numbers: members of an enumeration are slow to look up and to compare.
-_CONSTANT, _DATA = int(Kind.CONSTANT), int(Kind.DATA)
+_CONSTANT, _SHAPE, _DATA = int(Kind.CONSTANT), int(Kind.SHAPE), int(Kind.DATA)
 #: A float array that may be a weight or structural: decided by `_Classifier.settle` when a node reads it.
 _UNSETTLED = 5
 
@@ -47,9 +47,6 @@ _SPECIAL = frozenset({"SequenceEmpty", "CastLike", "Shape", "Size"})
 
 #: Operators that hand an array on: whoever reads their result settles what it is.
 _CARRIERS = frozenset({"Transpose", "Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze"})
-
-#: Attributes of at most this many bytes hold a scalar or a few numbers: there are many, most with the same bytes.
-_SHORT = 48
 
 _LIMIT = 1 << 20
 #: The same for arrays of so many axes, which may be zero states: sequences, heads and both head sizes.
@@ -116,34 +113,35 @@ class _Classifier:
         kinds[0] = 0
         return kinds.replace(bytes([_UNSETTLED]), bytes([Kind.WEIGHT]))
 
+    def _constants(self) -> None:
+        """Settles the results of all Constant nodes."""
+        graph, nodes = self._graph, self._graph.constant_nodes
+        numbers = graph.attribute_numbers[0][nodes]
+        _, firsts, same = np.unique(np.where(numbers > 0, numbers, -1 - nodes), return_index=True, return_inverse=True)
+        kinds = np.array([self._of_constant(node) for node in nodes[firsts].tolist()], np.uint8)[same]
+        values, counts = graph.writing.take(nodes)
+        np.frombuffer(self._kinds, np.uint8)[values] = np.repeat(kinds, counts)
+
     def _propagate(self) -> None:
         """Settles each node's results, in file order: a loop over all nodes, so what is frequent comes first."""
         graph, kinds, captures = self._graph, self._kinds, self._graph.captures
-        begins, ends = graph.attribute_spans.wholes()
-        short: list[bool] = (ends - begins <= _SHORT).tolist()
-        starts: list[int] = begins.tolist()
-        stops: list[int] = ends.tolist()
-        mapped = self._model.mapped
-        known: dict[bytes, int | None] = {}
+        self._constants()
         for node, (op, inputs, outputs) in enumerate(
             zip(graph.standard, graph.node_inputs, graph.node_outputs, strict=True)
         ):
             if op == "Constant":
-                key = mapped[starts[node] : stops[node]] if short[node] else b""
-                kind = known.get(key)
-                if kind is None:
-                    kind = self._of_constant(node)
-                    known[key] = kind if key else None
-            else:
-                kind, all_known = 0, True
-                for value in inputs:
-                    found = kinds[value]
-                    if found > kind:
-                        kind = found
-                    elif not found:
-                        all_known = False
-                if kind == _UNSETTLED or not all_known or not kind or op in _SPECIAL or node in captures:
-                    kind = self._of_node(node, op)
+                continue
+            kind, all_known = 0, True
+            for value in inputs:
+                found = kinds[value]
+                if found > kind:
+                    kind = found
+                elif not found:
+                    all_known = False
+            if op == "Shape" and kind == _DATA:
+                kind = _SHAPE
+            elif kind == _UNSETTLED or not all_known or not kind or op in _SPECIAL or node in captures:
+                kind = self._of_node(node, op)
             for value in outputs:
                 kinds[value] = kind
 
@@ -167,7 +165,7 @@ class _Classifier:
                     kinds[value] = self._settle(value, op)
             kind = max(kinds[value] or _DATA for value in inputs)
         if op in ("Shape", "Size") and kind != _CONSTANT:
-            return Kind.SHAPE
+            return _SHAPE
         return kind
 
     def _settle(self, value: int, op: str) -> int:

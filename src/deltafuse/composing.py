@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from deltafuse.edits import Edit
 from deltafuse.protobuf import WireError, fields
@@ -22,7 +22,7 @@ class _Piece:
     def part(self, begin: int, end: int) -> _Piece:
         if self.edit is None:
             return _Piece(end - begin, self.start + begin)
-        return _Piece(end - begin, self.start, replace(self.edit, new=self.edit.new[begin:end]))
+        return _Piece(end - begin, self.start, self.edit._replace(new=self.edit.new[begin:end]))
 
 
 def pieces(edits: Sequence[Edit]) -> Iterator[tuple[int, int, str]]:
@@ -43,7 +43,7 @@ def compose(first: Sequence[Edit], second: Sequence[Edit], *, nested: bool = Fal
         nested: what `second` puts among the new bytes of an edit of a site belongs to that site.
     """
     rest = list(_pieces(first))[::-1]
-    out: list[Edit] = [replace(edit, new=b"") for edit in first if edit.end > edit.start]
+    out: list[Edit] = [edit._replace(new=b"") for edit in first if edit.end > edit.start]
     position, place = 0, 0  # in the edited file, in the file
 
     def take(until: int, *, keep: bool, by: Edit | None = None) -> None:
@@ -96,7 +96,7 @@ def joined(edits: Sequence[Edit]) -> tuple[Edit, ...]:
             parts = []
         elif _is_whole(whole):
             site = next((part.site for part in parts if part.site), "")
-            found.append(replace(parts[0], new=whole, site=site))
+            found.append(parts[0]._replace(new=whole, site=site))
             parts = []
     return (*found, *parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import onnx
@@ -35,8 +35,7 @@ class Writer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(NamedTuple):
     """Bytes ``start:end`` of the original file become `new`; `site` is "" for what no single site asked for."""
 
     start: int
@@ -218,14 +217,15 @@ def _check_removed(model: Model, changes: Changes) -> dict[int, str]:
 
 def _removals(model: Model, changes: Changes) -> Iterator[Edit]:
     starts, ends = (np.array(column) for column in (model.graph.spans.starts, model.graph.spans.ends))
-    cuts = {_position(model, insertion.before) for insertion in changes.inserted}
-    cuts |= {model.graph.spans.starts[before] for _, _, before in changes.moved if before < len(starts)}
+    cuts = [_position(model, insertion.before) for insertion in changes.inserted]
+    cuts += [model.graph.spans.starts[before] for _, _, before in changes.moved if before < len(starts)]
+    is_cut = np.isin(starts, cuts)
     for site, nodes in changes.removed:
         taken = np.zeros(len(starts), np.bool_)
         taken[list(nodes)] = True
         gone = np.flatnonzero(taken)
         begins, stops = starts[gone], ends[gone]
-        parted = (stops[:-1] != begins[1:]) | np.array([begin in cuts for begin in begins[1:].tolist()], np.bool_)
+        parted = (stops[:-1] != begins[1:]) | is_cut[gone[1:]]
         first = np.flatnonzero(np.concatenate([[len(gone) > 0], parted]))
         last = np.flatnonzero(np.concatenate([parted, [len(gone) > 0]]))
         for start, end in zip(begins[first].tolist(), stops[last].tolist(), strict=True):

@@ -6,12 +6,11 @@ Nothing here knows numbers: a candidate is a part of the graph that is worth pro
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-
-import numpy as np
 
 from deltafuse.anchors import ContractionAnchors, DecayAnchors, contracts_data
 from deltafuse.bodies import has_body
@@ -21,9 +20,10 @@ from deltafuse.cores import Cores
 from deltafuse.dims import Dim, evaluate, symbols
 from deltafuse.graph import Graph
 from deltafuse.patterns import Pattern
-from deltafuse.probe import backward_slice
+from deltafuse.ragged import Numbers
 from deltafuse.repeats import Repeats
 from deltafuse.shapes import Shapes
+from deltafuse.slices import Slices
 from deltafuse.wire import Model
 from deltafuse.wiring import Wiring, Wirings
 
@@ -55,7 +55,7 @@ class Candidate:
     roots: tuple[int, ...]
     sizes: tuple[tuple[int, tuple[Dim, ...]], ...]
     core: tuple[int, ...]
-    nodes: tuple[int, ...]
+    nodes: Sequence[int]
     frontier: tuple[int, ...]
     wiring: Wiring = field(repr=False, compare=False)
 
@@ -110,6 +110,7 @@ class Finder:
         self._climber = Climber(graph, kinds, shapes, pattern.fence)
         self._wirings = Wirings(model)
         self._repeats = Repeats(graph, shapes, self._wirings)
+        self._slices = Slices(graph)
         self._anchors = (
             ContractionAnchors(model, kinds, self._climber, pattern, {node for one in others for node in one.nodes})
             if pattern.decay == "none"
@@ -150,9 +151,9 @@ class Finder:
         roots = self._roots(place.entries, place.known_by)
         if len(roots) < self._pattern.least_roots:
             return None
-        sizes, nodes, wiring = self._close(roots, place.frontier, self._shape_results)
+        sizes, nodes, wiring = self._close(roots, place, self._shape_results)
         outer = (tuple(roots), tuple(sizes.items()))
-        return Candidate(place.name, *outer, place.core, tuple(nodes), place.frontier, wiring)
+        return Candidate(place.name, *outer, place.core, array("i", nodes.tobytes()), place.frontier, wiring)
 
     @property
     def anchors_are(self) -> str:
@@ -237,21 +238,22 @@ class Finder:
         return prod(evaluate(dim, dict.fromkeys(symbols(dim), _ANY)) for dim in shape)
 
     def _close(
-        self, roots: Sequence[int], frontier: Sequence[int], known: frozenset[int]
-    ) -> tuple[dict[int, tuple[Dim, ...]], list[int], Wiring]:
+        self, roots: Sequence[int], place: Place, known: frozenset[int]
+    ) -> tuple[dict[int, tuple[Dim, ...]], Numbers, Wiring]:
         """The shapes of data that are read between roots and frontier, and the nodes between all these.
 
         A shape that is not known is no end: what it is the shape of must then lie inside.
         """
-        graph = self._graph
-        nodes, _ = backward_slice(graph, known.union(roots), frontier)
-        reads, _ = graph.reading.take(np.array(nodes, np.int32))
-        read = dict.fromkeys(value for value in reads.tolist() if value in known)
+        graph, frontier = self._graph, place.frontier
+        nodes = self._slices.of(known, roots, frontier, place.core[0])
+        reads, _ = graph.reading.take(nodes)
+        mentioned: list[int] = reads.tolist()
+        read = dict.fromkeys(value for value in mentioned if value in known)
         wiring = self._wirings.of(roots, nodes, frontier)
         contents = self._repeats.contents(wiring, roots, nodes, read)
         unknown = [result for result, found in contents.items() if found is None or None in found.ravel().tolist()]
         if unknown:
-            return self._close(roots, frontier, known.difference(unknown))
+            return self._close(roots, place, known.difference(unknown))
         sizes = {result: tuple(found.ravel().tolist()) for result, found in contents.items() if found is not None}
         return sizes, nodes, wiring
 

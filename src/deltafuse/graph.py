@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import chain, count
+from mmap import mmap
 from typing import TypeVar, cast, overload
 
 import numpy as np
@@ -22,6 +24,9 @@ __all__ = ["Graph", "Runs", "Spans", "TensorHead"]
 
 _T = TypeVar("_T")
 _RUNTIME = "com.microsoft"
+#: Attributes of up to so many bytes hold a scalar or a few numbers: there are many, most with the same bytes.
+_SHORT = 48
+_BATCH = 1 << 14
 
 
 class _Column(Sequence[_T]):
@@ -211,6 +216,28 @@ class Graph:
         if not strange:
             return self.op
         return ["" if key in strange else key[0] for key in zip(self.op, self.domain, strict=True)]
+
+    @cached_property
+    def attribute_numbers(self) -> tuple[Numbers, list[bytes]]:
+        """Node -> a number of its attributes as they are in the file, and what the numbers from 1 on stand for.
+
+        It is 0 for no attributes, and -1 for those of more than 48 bytes: hardly any two of these are equal.
+        """
+        starts, ends = self.attribute_spans.wholes()
+        sizes, source = ends - starts, cast("mmap", self.data.obj)
+        short = np.flatnonzero((sizes > 0) & (sizes <= _SHORT))
+        known = defaultdict[bytes, int](count(1).__next__)
+        numbers = np.where(sizes > _SHORT, -1, 0).astype(np.int32)
+        for some in np.array_split(short, 1 + len(short) // _BATCH):
+            runs = map(slice, starts[some].tolist(), ends[some].tolist())
+            numbers[some] = np.fromiter(map(known.__getitem__, map(source.__getitem__, runs)), np.int32, len(some))
+        return numbers, list(known)
+
+    @cached_property
+    def constant_nodes(self) -> Numbers:
+        """The Constant nodes, ascending."""
+        nodes = self._by_op.get("Constant", array("i"))
+        return np.array(nodes if self.standard is self.op else [n for n in nodes if self.standard[n]], np.int32)
 
     def nodes_with(self, ops: Iterable[str]) -> list[int]:
         """The nodes of some op_types, ascending."""

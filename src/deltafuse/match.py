@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -130,7 +130,7 @@ class Match:
     dims: Dims
     scale: float
     valid_tokens: Validity | None
-    nodes: tuple[int, ...]
+    nodes: Sequence[int]
     class_key: bytes
     proof: Proof
     notes: tuple[str, ...] = ()

@@ -8,9 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
+from deltafuse.graph import Spans
 from deltafuse.protobuf import LENGTH, Bytes, fields, read_varint, write_varint
+from deltafuse.ragged import Offsets
 from deltafuse.wire import Model, Part
 
 __all__ = ["Level", "growths", "levels"]
@@ -69,24 +74,28 @@ def levels(model: Model, edits: Iterable[E]) -> tuple[Level[E], ...]:
         edits: of graphs, in the order of the file.
     """
     edits = tuple(edits)
-    starts = [edit.start for edit in edits]
-    spans = model.graph.spans
-    order = sorted(range(len(spans)), key=spans.starts.__getitem__)
-    begins = [spans.starts[node] for node in order]
+    starts: Offsets = np.array([edit.start for edit in edits], np.int64)
+    holders = _holders(model.graph.spans, starts)
     found: list[Level[E]] = []
     for part in model.graph_parts:
-        inside = edits[bisect_left(starts, part.start) : bisect_right(starts, part.end)]
-        holders: dict[int, list[E]] = {}
-        own: list[E] = []
-        for edit in inside:
-            at = bisect_left(begins, edit.start) - 1
-            node = order[at] if at >= 0 else -1
-            in_node = node >= 0 and begins[at] < edit.start < spans.ends[node]
-            (holders.setdefault(node, []) if in_node else own).append(edit)
-        bodies = [level for node, some in holders.items() for level in _of_node(model.data, *spans[node], some)]
-        if inside:
-            found.append(Level(part, tuple(own), (), tuple(bodies)))
+        inside = slice(*np.searchsorted(starts, [part.start, part.end + 1]).tolist())
+        held: dict[int, list[E]] = {}
+        for node, edit in zip(holders[inside], edits[inside], strict=True):
+            held.setdefault(node, []).append(edit)
+        if held:
+            own = tuple(held.pop(-1, ()))
+            bodies = (_of_node(model.data, *model.graph.spans[node], some) for node, some in held.items())
+            found.append(Level(part, own, (), tuple(chain.from_iterable(bodies))))
     return tuple(found)
+
+
+def _holders(spans: Spans, places: Offsets) -> list[int]:
+    """The node that each place lies in, -1 for those in none: where a node begins is in front of it."""
+    begins, ends = np.array(spans.starts), np.append(np.array(spans.ends), -1)
+    order = np.argsort(begins)
+    # What begins in front of all nodes is given the last one, which is none.
+    nodes = np.append(order, -1)[np.searchsorted(begins[order], places) - 1]
+    return np.where(places < ends[nodes], nodes, -1).tolist()
 
 
 def _of_node(data: Bytes, start: int, end: int, edits: Sequence[E]) -> Iterator[Level[E]]:

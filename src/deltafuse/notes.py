@@ -20,6 +20,8 @@ _APART = (
     "sizes_taken_as_equal: the {what} axis is declared as {sizes}; the fused node takes these to be equal, while the "
     "unfused graph may spread one of size 1 over the others"
 )
+#: Whether a value is known to depend on another one; 0 where that was not asked yet.
+_NO, _YES = 1, 2
 
 
 class Notes:
@@ -45,27 +47,46 @@ class Notes:
             return
         operands = (match.key, match.value, match.g, match.beta)
         for mask in self._masks:
-            if not any(role and self._behind[mask][role.value] for role in operands):
+            if not any(role and self._behind[mask].holds(role.value) for role in operands):
                 yield _MASK.format(mask=self._graph.name(mask))
 
     @cached_property
-    def _behind(self) -> dict[int, bytearray]:
-        """By mask, 1 for each value that depends on its numbers."""
-        return {mask: _behind(self._graph, mask) for mask in self._masks}
+    def _behind(self) -> dict[int, _Behind]:
+        return {mask: _Behind(self._graph, mask) for mask in self._masks}
 
 
-def _behind(graph: Graph, start: int) -> bytearray:
-    reached = bytearray(len(graph.value_names))
-    reached[start] = 1
-    captures = graph.captures
-    standard, outputs = graph.standard, graph.node_outputs
-    for node, read in enumerate(graph.node_inputs):
-        depends = any(map(reached.__getitem__, read if node not in captures else graph.reads(node)))
-        if depends and standard[node] not in ("Shape", "Size"):
-            for output in outputs[node]:
-                reached[output] = 1
-            reached[0] = 0
-    return reached
+class _Behind:
+    """The values that depend on the numbers of one value, looked up from their end: no further than is asked."""
+
+    def __init__(self, graph: Graph, start: int) -> None:
+        self._graph = graph
+        self._known = bytearray(len(graph.value_names))
+        self._known[0], self._known[start] = _NO, _YES
+
+    def holds(self, value: int) -> bool:
+        """Whether a value is one of them."""
+        known, path, left = self._known, list[int](), [iter((value,))]
+        while left:
+            for source in left[-1]:
+                if known[source] == _YES:
+                    for one in path:
+                        known[one] = _YES
+                    return True
+                if not known[source]:
+                    # It is none until a way back to the start is found.
+                    known[source] = _NO
+                    path.append(source)
+                    left.append(iter(self._sources(source)))
+                    break
+            else:
+                left.pop()
+                del path[len(left) - 1 :]
+        return False
+
+    def _sources(self, value: int) -> tuple[int, ...]:
+        """The values whose numbers a value is computed from."""
+        graph, node = self._graph, self._graph.producer[value]
+        return () if node < 0 or graph.standard[node] in ("Shape", "Size") else graph.reads(node)
 
 
 def _overflow_notes(match: Match) -> Iterable[str]:

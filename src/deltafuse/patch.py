@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import zstandard
 
@@ -42,8 +42,7 @@ _KINDS = get_args(Kind)
 _CHUNK = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One edit, undone by putting the removed bytes in place of `size` bytes.
 
     Attributes:

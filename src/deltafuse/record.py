@@ -18,6 +18,7 @@ from deltafuse.external import carry, undo
 from deltafuse.files import atomic, check_output, clear
 from deltafuse.options import ExternalData
 from deltafuse.patch import Digest, Entry, Record, decode, encode, from_text, to_text
+from deltafuse.ragged import Offsets
 from deltafuse.sidecars import KEY, SIDECAR, older, pointer_text, read_sidecar, replacing, sidecar_file, sidecar_path
 from deltafuse.turns import turn
 from deltafuse.wire import Model, scan
@@ -223,39 +224,39 @@ def _record(model: Model, edits: Sequence[Edit], original: str, fused: str, size
         fused,
         tuple(dict.fromkeys(edit.site for edit in edits if edit.site)),
         tuple(_entries(model, edits)),
-        tuple(digest for edit in edits for digest in _digests(edit)),
+        tuple(digest for edit in edits if edit.new for digest in _digests(edit)),
         sizes,
     )
 
 
 def _entries(model: Model, edits: Sequence[Edit]) -> Iterator[Entry]:
-    starts = model.graph.spans.starts
-    stays = bytearray(b"\1") * len(starts)
-    firsts: list[int] = np.searchsorted(np.array(starts), [edit.start for edit in edits]).tolist()
-    stops: list[int] = np.searchsorted(np.array(starts), [edit.end for edit in edits]).tolist()
-    for edit, first, stop in zip(edits, firsts, stops, strict=True):
-        if edit.kind in ("nodes", "moved") and edit.end > edit.start:
-            stays[first:stop] = bytes(stop - first)
-    ends = model.graph.spans.ends
-    for edit, stop in zip(edits, stops, strict=True):
+    starts, ends = (np.array(column) for column in (model.graph.spans.starts, model.graph.spans.ends))
+    begins: Offsets = np.array([edit.start for edit in edits], np.int64)
+    stops: Offsets = np.array([edit.end for edit in edits], np.int64)
+    first, behind = np.searchsorted(starts, begins), np.searchsorted(starts, stops)
+    takes = np.array([edit.kind in ("nodes", "moved") for edit in edits], np.bool_) & (stops > begins)
+    # How many edits have begun to take nodes in front of each node, and how many have come to their end.
+    begun, ended = (np.bincount(places[takes], minlength=len(starts) + 1) for places in (first, behind))
+    staying = np.flatnonzero(np.cumsum(begun - ended)[:-1] == 0)
+    following = np.append(staying, -1)[np.searchsorted(staying, behind)]
+    last = int(staying[-1]) if len(staying) else -1
+    # What lies inside a node has its neighbours there.
+    inside = (first == behind) & (behind > 0) & (stops <= np.append(ends, 0)[behind - 1])
+    for edit, node, within in zip(edits, following.tolist(), inside.tolist(), strict=True):
         before = after = ""
-        # What lies inside a node has its neighbours there.
-        inside = stop and edit.start < edit.end <= ends[stop - 1] and starts[stop - 1] < edit.start
-        if edit.kind == "nodes" and edit.end > edit.start and not inside:
-            following = stays.find(1, stop)
-            before = _first_output(model, following)
-            after = _first_output(model, stays.rfind(1)) if following < 0 else ""
+        if edit.kind == "nodes" and edit.end > edit.start and not within:
+            before, after = _first_output(model, node), _first_output(model, last) if node < 0 else ""
         removed = model.data[edit.start : edit.end]
         yield Entry(edit.start, removed, len(edit.new), edit.site, edit.kind, before, after)
 
 
 def _first_output(model: Model, node: int) -> str:
     outputs = model.graph.node_outputs[node] if node >= 0 else ()
-    return next((model.graph.name(value) for value in outputs if value), "")
+    return model.graph.name(next(filter(None, outputs), 0))
 
 
 def _digests(edit: Edit) -> Iterator[Digest]:
-    if edit.kind not in ("nodes", "values", "pins") or not edit.new:
+    if edit.kind not in ("nodes", "values", "pins"):
         return
     part = onnx.GraphProto.FromString(edit.new)
     for node in part.node:

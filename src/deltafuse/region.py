@@ -10,6 +10,7 @@ import numpy as np
 from deltafuse.classes import Kind
 from deltafuse.finder import Candidate
 from deltafuse.graph import Graph
+from deltafuse.ragged import Numbers
 
 _TOP = -1
 
@@ -108,7 +109,7 @@ def needed_roots(graph: Graph, nodes: Iterable[int], roots: Iterable[int]) -> di
     return needed
 
 
-def dead_nodes(graph: Graph, replaced: Sequence[int], kept: Sequence[int]) -> tuple[int, ...]:
+def dead_nodes(graph: Graph, replaced: Sequence[int], kept: Sequence[int]) -> Numbers:
     """The nodes that nothing needs once some values come from elsewhere, ascending.
 
     Args:
@@ -116,32 +117,26 @@ def dead_nodes(graph: Graph, replaced: Sequence[int], kept: Sequence[int]) -> tu
         replaced: values that are computed anew.
         kept: values that the new nodes read.
     """
-    producer, written, read, captures = graph.producer, graph.node_outputs, graph.node_inputs, graph.captures
-    # How many reads still need a value; what a graph output or a new node reads is needed for good.
-    needs: list[int] = np.bincount(graph.reading.flat, minlength=len(producer)).tolist()
-    for value in chain.from_iterable(captures.values()):
-        needs[value] += 1
-    for value in (*kept, *graph.outputs):
-        needs[value] = len(graph.reading.flat) + len(needs)
-    for value in (0, *replaced):
-        needs[value] = 0
-    dead = bytearray(len(written))
-    stack = [producer[value] for value in replaced]
+    captures, reads, writing = graph.captures, graph.node_inputs, graph.writing
+    used = np.zeros(len(graph.value_names), np.bool_)
+    used[graph.reading.flat] = True
+    used[[*replaced, *chain.from_iterable(captures.values())]] = True
+    used[0] = False
+    # What nothing reads, and no one replaces, was of no use before and stays.
+    idle = np.ones(len(graph.op), np.bool_)
+    idle[writing.row_numbers()[used[writing.flat]]] = False
+    producer = graph.producer.copy()
+    for value in replaced:
+        producer[value] = -1
+    stack = [*np.flatnonzero(idle).tolist(), *map(producer.__getitem__, (*kept, *graph.outputs))]
+    stays = bytearray(len(graph.op))
     while stack:
         node = stack.pop()
-        if node < 0 or dead[node]:
+        if node < 0 or stays[node]:
             continue
-        for value in written[node]:
-            if needs[value] > 0:
-                break
-        else:
-            dead[node] = 1
-            for value in read[node] + captures[node] if node in captures else read[node]:
-                left = needs[value] - 1
-                needs[value] = left
-                if not left:
-                    stack.append(producer[value])
-    return tuple(np.flatnonzero(np.frombuffer(dead, np.uint8)).tolist())
+        stays[node] = 1
+        stack += [producer[value] for value in (reads[node] if node not in captures else graph.reads(node))]
+    return np.flatnonzero(np.frombuffer(stays, np.uint8) == 0).astype(np.int32)
 
 
 def convex(graph: Graph, roots: Sequence[int], out: int, final: int | None) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from deltafuse.graph import Graph
+from deltafuse.ragged import Numbers
 from deltafuse.shape_op import Contents
 from deltafuse.shapes import Shapes
 from deltafuse.wiring import Wiring, Wirings, hashed
@@ -56,7 +57,7 @@ class Repeats:
         self._is_inside = np.zeros(len(graph.value_names), np.bool_)
         self._is_met = np.zeros(len(graph.value_names), np.bool_)
 
-    def contents(self, wiring: Wiring, roots: Sequence[int], nodes: Sequence[int], results: Iterable[int]) -> Found:
+    def contents(self, wiring: Wiring, roots: Sequence[int], nodes: Numbers, results: Iterable[int]) -> Found:
         """What results of Shape nodes hold, which some nodes read.
 
         Args:
@@ -79,13 +80,13 @@ class Repeats:
             self._known[key] = list(found.values())
         return found
 
-    def _told_otherwise(self, wiring: Wiring, roots: Sequence[int], nodes: Sequence[int], asked: Sequence[int]) -> bool:
+    def _told_otherwise(self, wiring: Wiring, roots: Sequence[int], nodes: Numbers, asked: Sequence[int]) -> bool:
         """Whether anything but the nodes and what they start from says what lies inside.
 
         That is declared shapes, names in subgraphs, values of which the engine was told, and what is read from outside.
         """
         graph, is_inside = self._graph, self._is_inside
-        written, _ = graph.writing.take(np.array(nodes, np.int32))
+        written, _ = graph.writing.take(nodes)
         is_inside[written] = True
         met = wiring.values[wiring.firsts]
         outer: list[int] = met[~(is_inside[met] | self._is_constant[met])].tolist()
@@ -94,7 +95,7 @@ class Repeats:
         return bool(
             told
             or self._is_declared[written].any()
-            or not graph.captures.keys().isdisjoint(nodes)
+            or not graph.captures.keys().isdisjoint(nodes.tolist())
             or not {0, *roots, *asked}.issuperset(outer)
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from deltafuse.composing import compose, joined, pieces
 from deltafuse.edits import Changes, Edit, apply, build
@@ -60,7 +60,7 @@ class Restated:
             for start, stop, label in ranges:
                 if any(start <= place < stop for place in places):
                     owner.setdefault(label, site)
-        own = [replace(edit, site=owner.get(edit.site, "")) for edit in self.edits]
+        own = [edit._replace(site=owner.get(edit.site, "")) for edit in self.edits]
         return joined(compose(own, edits))
 
 

@@ -205,20 +205,20 @@ class Shapes:
 
     def _resolve(self, value: int, kind: int) -> None:
         """Settles one question and all that it rests on, with a stack of its own: graphs are deeper than Python's."""
-        stack, opened, memo = [(value, kind)], set[tuple[int, int]](), self._memo
+        memo, producer, opened = self._memo, self.graph.producer, set[tuple[int, int]]()
+        stack: list[tuple[int, int, Rule[Any] | None]] = [(value, kind, None)]
         while stack:
-            top = stack[-1]
-            value, kind = top
+            value, kind, rule = stack.pop()
             if value in memo[kind]:
-                stack.pop()
                 continue
-            rule = self._rule(value, kind)
-            if rule is not None and top not in opened and (needs := self._needs(rule, value)):
-                opened.add(top)
-                stack += needs
+            needs: list[tuple[int, int, None]] = []
+            if rule is None and (rule := self._rule(value, kind)) is not None and (value, kind) not in opened:
+                needs = self._needs(rule, producer[value])
+            if needs:
+                opened.add((value, kind))
+                stack += [(value, kind, rule), *needs]
             else:
                 self._settle(rule, value, kind)  # all it needs is settled, or the graph has a cycle
-                stack.pop()
 
     def _rule(self, value: int, kind: int) -> Rule[Any] | None:
         graph, node = self.graph, self.graph.producer[value]
@@ -229,16 +229,16 @@ class Shapes:
             return CALL_RULES[kind]
         return _TABLES[kind].get(rule_key(graph.op[node], domain) if domain else graph.standard[node])
 
-    def _needs(self, rule: Rule[Any], value: int) -> list[tuple[int, int]]:
+    def _needs(self, rule: Rule[Any], node: int) -> list[tuple[int, int, None]]:
         """What must be settled before, and is not."""
-        graph, memo, found = self.graph, self._memo, list[tuple[int, int]]()
-        inputs = graph.node_inputs[node := graph.producer[value]]
+        graph, found = self.graph, list[tuple[int, int, None]]()
+        inputs = graph.node_inputs[node]
         for wanted, positions in rule.needs:
-            known = memo[wanted]
+            known = self._memo[wanted]
             read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
-            found += [(need, wanted) for need in read if need not in known]
+            found += [(need, wanted, None) for need in read if need not in known]
         for captured in graph.captures.get(node, ()):
-            found += [(captured, wanted) for wanted in range(3) if captured not in memo[wanted]]
+            found += [(captured, wanted, None) for wanted in range(3) if captured not in self._memo[wanted]]
         return found
 
     def _settle(self, rule: Rule[Any] | None, value: int, kind: int) -> None:

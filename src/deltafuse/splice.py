@@ -114,7 +114,7 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     owner = np.zeros(len(graph.op), np.int32)
     for index, plan in (*reversed(numbered), *exact):
         owner[list(plan.match.nodes)] = index
-    gone = np.array([node for node in dead if node >= graph.outer], np.int32)
+    gone = dead[dead >= graph.outer]
     owners = owner[gone]
     return tuple((plan.match.name, tuple(gone[owners == index].tolist())) for index, plan in enumerate(plans))
 

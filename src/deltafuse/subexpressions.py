@@ -18,6 +18,8 @@ from deltafuse.constants_flat import bodies
 _RANDOM = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
+#: Types of attributes that may hold a subgraph; old files name none.
+_GRAPHS = frozenset({AttributeProto.UNDEFINED, AttributeProto.GRAPH, AttributeProto.GRAPHS})
 
 
 def without_repeats(model: onnx.ModelProto, same: Mapping[str, str] | None = None) -> onnx.ModelProto:
@@ -30,20 +32,23 @@ def without_repeats(model: onnx.ModelProto, same: Mapping[str, str] | None = Non
     Returns:
         The copy; its outputs, and what subgraphs read by name, are as they were.
     """
-    graph = model.graph
-    fixed = {output.name for output in graph.output}.union(*map(_mentioned, graph.node))
+    graph, every = model.graph, list(model.graph.node)
+    attributes = [list(node.attribute) for node in every]
+    holds = [any(one.type in _GRAPHS for one in some) for some in attributes]
+    holders = (node for node, holding in zip(every, holds, strict=True) if holding)
+    fixed = {output.name for output in graph.output}.union(*map(_mentioned, holders))
     renamed = {name: other for name, other in (same or {}).items() if name not in fixed}
     nodes: list[onnx.NodeProto] = []
     seen: dict[tuple[object, ...], list[str]] = {}
-    for node in graph.node:
-        inputs = [renamed.get(name, name) for name in node.input]
-        outputs = list(node.output)
-        if _is_pure(node):
-            first = seen.setdefault(_key(node, inputs, outputs), outputs)
+    for node, some, holding in zip(every, attributes, holds, strict=True):
+        read, outputs = list(node.input), list(node.output)
+        inputs = [renamed.get(name, name) for name in read]
+        if not holding and node.domain in ("", "ai.onnx") and node.op_type not in _RANDOM:
+            first = seen.setdefault(_key(node, inputs, outputs, some), outputs)
             if first is not outputs and fixed.isdisjoint(outputs):
                 renamed.update(zip(outputs, first, strict=True))
                 continue
-        nodes.append(_reading(node, inputs))
+        nodes.append(node if inputs == read else _reading(node, inputs))
     result = onnx.ModelProto()
     result.CopyFrom(_without_nodes(model))
     result.graph.node.extend(nodes)
@@ -64,24 +69,18 @@ def _without_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _reading(node: onnx.NodeProto, inputs: list[str]) -> onnx.NodeProto:
-    """A node with other inputs; itself where they are the same."""
-    if inputs == list(node.input):
-        return node
+    """A node with other inputs."""
     changed = onnx.NodeProto()
     changed.CopyFrom(node)
     changed.input[:] = inputs
     return changed
 
 
-def _is_pure(node: onnx.NodeProto) -> bool:
-    """Whether a node gives the same for the same, and reads nothing but its inputs."""
-    return node.domain in ("", "ai.onnx") and node.op_type not in _RANDOM and not bodies(node)
-
-
-def _key(node: onnx.NodeProto, inputs: list[str], outputs: list[str]) -> tuple[object, ...]:
+def _key(
+    node: onnx.NodeProto, inputs: list[str], outputs: list[str], attributes: list[AttributeProto]
+) -> tuple[object, ...]:
     """What equal nodes have in common."""
-    given = tuple(bool(name) for name in outputs)
-    return node.op_type, tuple(inputs), given, *map(_attribute, node.attribute)
+    return node.op_type, tuple(inputs), tuple(map(bool, outputs)), *map(_attribute, attributes)
 
 
 def _attribute(attribute: AttributeProto) -> bytes:

@@ -6,14 +6,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from deltafuse.ragged import Numbers
 from deltafuse.reasons import Reason
 from deltafuse.tensors import TensorHead, read_tensor
 from deltafuse.wire import Model
+
+#: Number of attributes that are compared themselves.
+_LONG = -1
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,11 @@ class Wirings:
         self._is_constant = np.zeros(len(graph.value_names), np.bool_)
         self._is_constant[list(graph.initializers)] = True
         self._begins, self._ends = graph.attribute_spans.wholes()
+        self._operators, self._attributes, self._is_long = self._numbered()
         self._holds = np.zeros(len(graph.op), np.bool_)
-        self._holds[[node for node in graph.nodes_with(["Constant"]) if graph.standard[node]]] = True
+        self._holds[graph.constant_nodes] = True
 
-    def of(self, roots: Sequence[int], nodes: Sequence[int], ends: Sequence[int]) -> Wiring:
+    def of(self, roots: Sequence[int], nodes: Sequence[int] | Numbers, ends: Sequence[int]) -> Wiring:
         """The wiring of some nodes between values.
 
         Args:
@@ -75,10 +79,9 @@ class Wirings:
             ends: values that are wanted of them.
         """
         graph, chosen = self._model.graph, self._constants_last(np.array(nodes, np.int32))
-        nodes = cast("list[int]", chosen.tolist())
         (reads, read_counts), (writes, write_counts) = graph.reading.take(chosen), graph.writing.take(chosen)
         # What subgraphs read comes last: their bytes name it, so that equal ones read values of the same names.
-        captured = [value for node in nodes if node in graph.captures for value in graph.captures[node]]
+        captured = [value for node in self._capturing(chosen) for value in graph.captures[node]]
         # The absent value comes first, so that it is never taken for one that is there.
         outer = (np.array([0, *roots], np.int32), np.array([*ends, *captured], np.int32))
         values = np.concatenate([outer[0], reads, writes, outer[1]])
@@ -89,9 +92,8 @@ class Wirings:
         met = values[firsts]
         parts = [
             *map(np.ndarray.tobytes, (wiring, read_counts, write_counts)),
-            *_texts([graph.op[node] for node in nodes]),
-            *_texts([graph.domain[node] for node in nodes]),
-            *pieces(self._attributes(nodes, chosen)),
+            *map(np.ndarray.tobytes, (self._operators[chosen], self._attributes[chosen])),
+            *pieces(self._long_attributes(chosen[self._is_long[chosen]])),
             *pieces(self._contents(met[self._is_constant[met]].tolist())),
         ]
         return Wiring(hashed(parts), values, firsts)
@@ -103,25 +105,47 @@ class Wirings:
         """
         graph, held = self._model.graph, self._holds[nodes]
         others, constants = nodes[~held], nodes[held]
-        if graph.captures.keys().isdisjoint(nodes.tolist()):
-            read, _ = graph.reading.take(others)
-        else:
+        if self._capturing(others):
             read = np.array([value for node in others.tolist() for value in graph.reads(node)], np.int32)
+        else:
+            read, _ = graph.reading.take(others)
+        # One more, for what nothing writes.
+        is_own = np.zeros(len(graph.op) + 1, np.bool_)
+        is_own[constants] = True
         makers = graph.producers[read]
-        makers = makers[(makers >= 0) & self._holds[makers]]
-        own = dict.fromkeys(constants.tolist())
-        first = dict.fromkeys(node for node in makers.tolist() if node in own)
-        return np.concatenate([others, np.array([*first, *(node for node in own if node not in first)], nodes.dtype)])
+        makers = makers[is_own[makers]]
+        _, firsts = np.unique(makers, return_index=True)
+        met = makers[np.sort(firsts)]
+        is_own[met] = False
+        return np.concatenate([others, met, constants[is_own[constants]]])
 
-    def _attributes(self, nodes: Sequence[int], chosen: Numbers) -> list[bytes | memoryview]:
+    def _capturing(self, nodes: Numbers) -> list[int]:
+        """Those of some nodes whose subgraphs read something."""
+        captures = self._model.graph.captures
+        return [node for node in nodes.tolist() if node in captures] if captures else []
+
+    def _numbered(self) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
+        """For each node a number of its operator and one of its attributes, and whether these are compared themselves.
+
+        Numbers are equal where op_type and domain, or the attributes as they are in the file, are.
+        """
+        graph = self._model.graph
+        operators = graph.op if not any(graph.domain) else list(zip(graph.op, graph.domain, strict=True))
+        each = {operator: number for number, operator in enumerate(dict.fromkeys(operators))}
+        attributes, texts = graph.attribute_numbers
+        elsewhere = [_LONG, *(number for number, text in enumerate(texts, 1) if b"location" in text)]
+        is_long = np.isin(attributes, elsewhere)
+        numbers = np.fromiter(map(each.__getitem__, operators), np.int32, len(operators))
+        return numbers, np.where(is_long, np.int32(_LONG), attributes), is_long
+
+    def _long_attributes(self, nodes: Numbers) -> list[bytes]:
         """The attributes of each node as they are in the file; what a Constant holds where that lies outside of it."""
         graph = self._model.graph
-        runs = map(slice, self._begins[chosen].tolist(), self._ends[chosen].tolist())
-        found: list[bytes | memoryview] = list(map(self._model.mapped.__getitem__, runs))
-        if b"location" in b"".join(found):
-            for place, (node, attributes) in enumerate(zip(nodes, found, strict=True)):
-                if graph.standard[node] == "Constant" and b"location" in bytes(attributes):
-                    found[place] = _content(self._model, graph.constant_head(node)) or attributes
+        runs = map(slice, self._begins[nodes].tolist(), self._ends[nodes].tolist())
+        found: list[bytes] = list(map(self._model.mapped.__getitem__, runs))
+        for place, (node, attributes) in enumerate(zip(nodes.tolist(), found, strict=True)):
+            if graph.standard[node] == "Constant" and b"location" in attributes:
+                found[place] = _content(self._model, graph.constant_head(node)) or attributes
         return found
 
     def _contents(self, constants: Sequence[int]) -> list[bytes]:
@@ -141,11 +165,6 @@ def hashed(parts: Sequence[bytes | memoryview]) -> bytes:
 def pieces(parts: Sequence[bytes | memoryview]) -> tuple[bytes, bytes]:
     """The length of each part, and the parts end to end."""
     return np.fromiter(map(len, parts), np.int64, len(parts)).tobytes(), b"".join(parts)
-
-
-def _texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
-    """The length of each text, and the texts end to end."""
-    return np.fromiter(map(len, texts), np.int32, len(texts)).tobytes(), "".join(texts).encode()
 
 
 def _content(model: Model, head: TensorHead | None) -> bytes:
