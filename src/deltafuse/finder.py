@@ -88,6 +88,7 @@ class Finder:
         pattern: what is looked for.
         others: candidates of other patterns: their names are taken, and no search without a decay starts in them.
         taken: names of sites of other graphs of the file.
+        wirings: of the graph, where they were made before.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Finder:
         pattern: Pattern,
         others: Sequence[Candidate] = (),
         taken: Collection[str] = (),
+        wirings: Wirings | None = None,
     ) -> None:
         graph = model.graph
         self._model = model
@@ -108,8 +110,8 @@ class Finder:
         self._others = others
         self._taken = taken
         self._climber = Climber(graph, kinds, shapes, pattern.fence)
-        self._wirings = Wirings(model)
-        self._repeats = Repeats(graph, shapes, self._wirings)
+        self.wirings = Wirings(model) if wirings is None else wirings
+        self._repeats = Repeats(graph, shapes, self.wirings)
         self._slices = Slices(graph)
         self._anchors = (
             ContractionAnchors(model, kinds, self._climber, pattern, {node for one in others for node in one.nodes})
@@ -249,7 +251,7 @@ class Finder:
         reads, _ = graph.reading.take(nodes)
         mentioned: list[int] = reads.tolist()
         read = dict.fromkeys(value for value in mentioned if value in known)
-        wiring = self._wirings.of(roots, nodes, frontier)
+        wiring = self.wirings.of(roots, nodes, frontier)
         contents = self._repeats.contents(wiring, roots, nodes, read)
         unknown = [result for result, found in contents.items() if found is None or None in found.ravel().tolist()]
         if unknown:

@@ -45,18 +45,13 @@ def operators_of(file: Model, graphs: Sequence[Graph], draft: Draft) -> Mapping[
 
 
 def _counted(graph: Graph, nodes: Collection[int] | None = None) -> Counter[str]:
-    ops, domains = (graph.op, graph.domain) if nodes is None else _of(graph, nodes)
+    chosen = range(len(graph.op)) if nodes is None else nodes
+    ops, domains = (column if nodes is None else map(column.__getitem__, nodes) for column in (graph.op, graph.domain))
     # Nearly always there is one domain: texts are counted faster than pairs.
-    alone = {*domains} <= {""}
-    counts = {(op, ""): count for op, count in Counter(ops).items()} if alone else zip(ops, domains, strict=True)
+    counts = zip(ops, domains, strict=True) if any(graph.domain) else {(op, ""): n for op, n in Counter(ops).items()}
     keys = Counter(counts)
     found = Counter({title(op, domain): count for (op, domain), count in keys.items() if op != "Custom" or domain})
-    chosen = range(len(graph.op)) if nodes is None else nodes
     if keys["Custom", ""]:
         customs = [node for node in chosen if graph.op[node] == "Custom" and not graph.domain[node]]
         found.update(title("Custom", "", fused_type(graph.node(node)) or "") for node in customs)
     return found
-
-
-def _of(graph: Graph, nodes: Collection[int]) -> tuple[Sequence[str], Sequence[str]]:
-    return [*map(graph.op.__getitem__, nodes)], [*map(graph.domain.__getitem__, nodes)]

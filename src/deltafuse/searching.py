@@ -18,6 +18,7 @@ from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
 from deltafuse.sites import Site, prove_sites
 from deltafuse.trial import Trial
+from deltafuse.wiring import Wirings
 
 #: How a site is named that is only seen: what may be a rule in the body of node N.
 _SEEN = "inside."
@@ -116,9 +117,11 @@ class Search:
         trials: dict[bytes, Trial] = {}
         candidates: list[Candidate] = []
         anchors: dict[str, int] = {}
+        wirings: Wirings | None = None
         for family in patterns.families(self.recurrences):
             with self.clock.stage("finding and proving"):
-                finder = Finder(model, kinds, shapes, family[0], tuple(candidates), names)
+                finder = Finder(model, kinds, shapes, family[0], tuple(candidates), names, wirings)
+                wirings = finder.wirings
 
                 def advance(candidate: Candidate, finder: Finder = finder, before: int = len(candidates)) -> None:
                     candidates.append(candidate)
