@@ -24,7 +24,7 @@ def places() -> dict[str, list[str]]:
     """Code -> the files that give it a text."""
     known, found = explaining.texts(), defaultdict[str, list[str]](list)
     for path, tree in sources().items():
-        for name in dict.fromkeys(explaining.keys(tree)):
+        for name in explaining.keys(tree):
             if name in known:
                 found[name].append(path)
     return dict(found)

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 import onnx
 
-from deltafuse import cli, pipeline
+from deltafuse import cli, commands, pipeline
 from deltafuse.worker import Session, Worker
 from fuzz_mutations import mutate
 
@@ -175,6 +175,8 @@ class Fuzzer:
         own = [(module, module.Worker) for module in (pipeline, verifying)]
         for module, _ in own:
             module.Worker = lambda *_, **__: self._worker  # type: ignore[assignment]
+        # Nor does a command start a child ahead of its worker.
+        early, commands.early = commands.early, lambda _: contextlib.nullcontext()  # type: ignore[assignment]
         before = signal.signal(signal.SIGALRM, _hang)
         signal.setitimer(signal.ITIMER_REAL, LIMIT)
         try:
@@ -189,6 +191,7 @@ class Fuzzer:
             signal.signal(signal.SIGALRM, before)
             for module, worker in own:
                 module.Worker = worker  # type: ignore[misc]
+            commands.early = early
 
 
 def _hang(*_: object) -> NoReturn:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import graphs
-from deltafuse import factors
+import warm
+from deltafuse import children, factors, network_run
 from deltafuse.cli import main
+
+#: Modules that are about children of the package: theirs are started as they are everywhere.
+COLD = {"test_doctor", "test_worker"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,22 @@ def fuse(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(code, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture(scope="session")
+def _forks() -> Iterator[warm.Forks]:
+    with closing(warm.Forks()) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm_children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Children are forked, which takes a tenth of a start."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__ not in COLD:
+            for module in (children, network_run):
+                patch.setattr(module, "subprocess", request.getfixturevalue("_forks"))
+        yield
 
 
 @pytest.fixture(scope="module")

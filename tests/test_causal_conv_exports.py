@@ -5,7 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -22,6 +24,8 @@ from deltafuse.verify import verify
 
 CHANNELS, WIDTH = 6, 4
 TARGETS = ["ort", "onnx"]
+
+Make = Callable[..., "Convolution"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -159,10 +163,20 @@ class Export:
         program.save(str(path))
 
 
-def fused(module: nn.Module, export: Export, target: str, folder: Path) -> tuple[onnx.ModelProto, dict[str, object]]:
+@cache
+def exported(make: Make, bias: bool, export: Export) -> bytes:
+    """The file that an exporter writes; for all targets once."""
+    with TemporaryDirectory() as folder:
+        export.write(make(bias=bias) if bias else make(), Path(folder) / "model.onnx")
+        return (Path(folder) / "model.onnx").read_bytes()
+
+
+def fused(
+    make: Make, export: Export, target: str, folder: Path, *, bias: bool = False
+) -> tuple[onnx.ModelProto, dict[str, object]]:
     """Fuses an export by the default rules and judges it in every way; the fused model, and what was found."""
     path, out = folder / "model.onnx", folder / "fused.onnx"
-    export.write(module, path)
+    path.write_bytes(exported(make, bias, export))
     report = graphs.fuse(path, out, target=target)
     assert [(site.status, site.op) for site in report.sites] == [("fused", "CausalConvWithState")], graphs.codes(report)
     assert report.exit == 0
@@ -197,7 +211,7 @@ def ops(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node if node.op_type != "Constant"]
 
 
-PREFILL: Sequence[Callable[[], nn.Module]] = [
+PREFILL: Sequence[Make] = [
     Convolution, Padded, Zeros, Rows, TwoAxes, Masked, Written, lambda: Convolution(bias=True, silu=False),
 ]  # fmt: skip
 IDS = ["conv", "padded", "zeros", "rows", "two axes", "masked", "written", "bias"]
@@ -206,9 +220,9 @@ IDS = ["conv", "padded", "zeros", "rows", "two axes", "masked", "written", "bias
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("make", PREFILL, ids=IDS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_prefill_of_any_length(make: Callable[[], nn.Module], exporter: str, target: str, tmp_path: Path) -> None:
+def test_a_prefill_of_any_length(make: Make, exporter: str, target: str, tmp_path: Path) -> None:
     module = make()
-    model, found = fused(module, Export(exporter, None), target, tmp_path)
+    model, found = fused(make, Export(exporter, None), target, tmp_path)
     assert found["outputs"] == {"y"}
     assert found["roles"] == {"x", "weight"} | ({"bias"} if module.conv.bias is not None else set())
     assert bool(found["parameters"].get("silu")) == module.silu
@@ -220,7 +234,7 @@ def test_a_prefill_of_any_length(make: Callable[[], nn.Module], exporter: str, t
 @pytest.mark.parametrize("tokens", [1, None])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_state_goes_in_and_comes_out(exporter: str, tokens: int | None, bias: bool, tmp_path: Path) -> None:
-    model, found = fused(Convolution(bias=bias), Export(exporter, tokens, WIDTH - 1), "ort", tmp_path)
+    model, found = fused(Convolution, Export(exporter, tokens, WIDTH - 1), "ort", tmp_path, bias=bias)
     assert found["outputs"] == {"y", "present_state"}
     assert found["roles"] == {"x", "weight", "past_state"} | ({"bias"} if bias else set())
     assert {"Conv", "Concat", "Slice"}.isdisjoint(ops(model))
@@ -232,7 +246,7 @@ def test_a_state_goes_in_and_comes_out(exporter: str, tokens: int | None, bias: 
 def test_a_state_of_more_columns_stays_where_it_is(
     exporter: str, tokens: int | None, target: str, tmp_path: Path
 ) -> None:
-    model, found = fused(Wide(), Export(exporter, tokens, WIDTH), target, tmp_path)
+    model, found = fused(Wide, Export(exporter, tokens, WIDTH), target, tmp_path)
     assert found["outputs"] == {"y"}
     assert "past_state" in found["roles"]
     assert "Conv" not in ops(model)
@@ -243,7 +257,7 @@ def test_a_state_of_more_columns_stays_where_it_is(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_decode_step_by_a_product_and_a_sum(exporter: str, bias: bool, target: str, tmp_path: Path) -> None:
-    model, found = fused(Summed(bias=bias), Export(exporter, 1, WIDTH), target, tmp_path)
+    model, found = fused(Summed, Export(exporter, 1, WIDTH), target, tmp_path, bias=bias)
     assert {"x", "past_state", "weight"} <= found["roles"]
     assert "ReduceSum" not in ops(model)
 
@@ -252,14 +266,14 @@ def test_a_decode_step_by_a_product_and_a_sum(exporter: str, bias: bool, target:
 @pytest.mark.parametrize(("make", "export"), [(Convolution, (None, 0)), (Convolution, (1, 3)), (Wide, (1, 4))])
 @pytest.mark.parametrize("target", TARGETS)
 def test_half_precision(
-    make: Callable[[], nn.Module], export: tuple[int | None, int], exporter: str, target: str, tmp_path: Path
+    make: Make, export: tuple[int | None, int], exporter: str, target: str, tmp_path: Path
 ) -> None:
-    model, _ = fused(make(), Export(exporter, *export, half=True), target, tmp_path)
+    model, _ = fused(make, Export(exporter, *export, half=True), target, tmp_path)
     assert "Conv" not in ops(model)
 
 
 def test_the_default_target_leaves_it_alone(tmp_path: Path) -> None:
-    Export("dynamo", None).write(Convolution(), tmp_path / "model.onnx")
+    (tmp_path / "model.onnx").write_bytes(exported(Convolution, False, Export("dynamo", None)))
     report = graphs.fuse(tmp_path / "model.onnx")
     assert (report.exit, report.sites) == (3, ())
     named = graphs.fuse(tmp_path / "model.onnx", rules=("causal_conv",))

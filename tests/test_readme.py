@@ -36,14 +36,20 @@ def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
 
 
 def test_ci_calls_exactly_the_lines_for_development() -> None:
-    lines = (ROOT / ".ci/run").read_text().splitlines()
-    newest, oldest = (block.splitlines() for block in BLOCKS[2:4])
-    made = [index for index, line in enumerate(lines) if line.startswith("python3 -m venv")]
-    assert len(made) == 2
-    for begin, end, block in zip(made, (made[1] - 1, len(lines)), (newest, oldest), strict=True):
+    lines = [line.strip() for line in (ROOT / ".ci/run").read_text().splitlines()]
+    blocks_of = dict(zip(("newest", "oldest"), (block.splitlines() for block in BLOCKS[2:4]), strict=True))
+    assert sum(line.startswith("python3 -m venv") for line in lines) == 2
+    for name, block in blocks_of.items():
+        made = lines.index(f'python3 -m venv "$folder/{name}"')
+        assert lines[made + 2] == f'. "$folder/{name}/bin/activate"'
         assert len(block) == 2
-        assert lines[end - 2 : end] == block
-        assert lines[begin + 2].endswith("/bin/activate\"")
+        assert lines[made + 3 : made + 5] == block
+    # A call of its own is what `set -e` looks at, the failure of all but the last of the lines it joins is not.
+    assert "newest" in lines
+    for program in ("pip ", "ruff ", "python -m pytest"):
+        assert sum(line.startswith(program) for line in lines) == sum(
+            line.startswith(program) for block in blocks_of.values() for line in block
+        )
 
 
 def test_the_oldest_releases_are_those_that_are_declared() -> None:

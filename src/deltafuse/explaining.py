@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -65,8 +65,8 @@ def explained(globs: Sequence[str] = ()) -> tuple[Explained, ...]:
     errors = defaultdict[str, list[str]](list)
     looked = defaultdict[str, tuple[list[str], list[str]]](lambda: ([], []))
     for path in chosen:
-        place, tree = _place(path), sources()[path] if not exact else ast.parse(chosen[path])
-        for code in dict.fromkeys(keys(tree)):
+        place, tree = _place(path), _tree(path)
+        for code in keys(tree):
             places[code].append(place)
         for code, message in raised(tree):
             errors[code] += [place] if place not in errors[code] else []
@@ -100,17 +100,21 @@ def texts(paths: Sequence[Path] | None = None) -> Mapping[str, str]:
     return {code: plain(text) for code, text in TEXTS.items()}
 
 
-@lru_cache
+@cache
 def _written() -> Mapping[Path, str]:
     """The files that ship, with their text."""
     found = [*sorted(_PACKAGE.rglob("*.py")), *sorted(shipped_folder().glob("*.py"))]
     return {path: path.read_text(encoding="utf-8") for path in dict.fromkeys(found)}
 
 
-@lru_cache
 def sources() -> Mapping[Path, ast.Module]:
     """Syntax trees of what ships."""
-    return {path: ast.parse(text) for path, text in _written().items()}
+    return {path: _tree(path) for path in _written()}
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(_written()[path])
 
 
 def _place(path: Path) -> str:
@@ -118,15 +122,18 @@ def _place(path: Path) -> str:
     return f"{'patterns' if inside == shipped_folder() else 'deltafuse'}/{path.relative_to(inside).as_posix()}"
 
 
-def keys(tree: ast.Module) -> Iterator[str]:
-    """Keys of dictionaries and of subscripts that are assigned to.
+@cache
+def keys(tree: ast.Module) -> tuple[str, ...]:
+    """Keys of dictionaries and of subscripts, each once.
 
     Args:
         tree: of a file.
     """
+    found: list[ast.expr | None] = []
     for node in ast.walk(tree):
-        found = node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
-        yield from (key.value for key in found if isinstance(key, ast.Constant) and isinstance(key.value, str))
+        found += node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
+    written = [key.value for key in found if isinstance(key, ast.Constant)]
+    return tuple(dict.fromkeys(key for key in written if isinstance(key, str)))
 
 
 def raised(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -136,10 +143,9 @@ def raised(tree: ast.Module) -> Iterator[tuple[str, str]]:
         tree: of that file.
     """
     for called, scope in _calls(tree):
-        if ast.unparse(called.func) == "UserError" and len(called.args) > 1:
-            name, message = called.args[:2]
-            if isinstance(name, ast.Constant):
-                yield str(name.value), _message(_assigned(scope, message))
+        name, message = called.args[:2]
+        if _name(called) == "UserError" and isinstance(name, ast.Constant):
+            yield str(name.value), _message(_assigned(scope, message))
 
 
 def findings(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -149,16 +155,23 @@ def findings(tree: ast.Module) -> Iterator[tuple[str, str]]:
         tree: of that file.
     """
     for called, scope in _calls(tree):
-        if ast.unparse(called.func).rpartition(".")[2] in ("finding", "Finding") and len(called.args) > 1:
-            name, fix = called.args[0], called.args[-1]
-            if isinstance(name, ast.Constant):
-                yield str(name.value), _message(_assigned(scope, fix))
+        name, fix = called.args[0], called.args[-1]
+        if _name(called) in ("finding", "Finding") and isinstance(name, ast.Constant):
+            yield str(name.value), _message(_assigned(scope, fix))
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.FunctionDef]]:
-    """All calls, each with the function that it stands in."""
-    for scope in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-        yield from ((node, scope) for node in ast.walk(scope) if isinstance(node, ast.Call))
+@cache
+def _calls(tree: ast.Module) -> tuple[tuple[ast.Call, ast.FunctionDef], ...]:
+    """All calls with two arguments or more, each with the function that it stands in."""
+    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    within = ((node, scope) for scope in scopes for node in ast.walk(scope))
+    return tuple((node, scope) for node, scope in within if isinstance(node, ast.Call) and len(node.args) > 1)
+
+
+def _name(called: ast.Call) -> str:
+    """What is called, without what it is an attribute of."""
+    of = called.func
+    return of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
 
 
 def _assigned(scope: ast.FunctionDef, value: ast.expr) -> ast.expr:
