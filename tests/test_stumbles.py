@@ -25,6 +25,8 @@ from deltafuse.tables_pins import pinned_lines
 from deltafuse.targets.listing import MARKS
 from exports import export
 
+ZOO = Path(__file__).parent / "zoo"
+
 pytestmark = pytest.mark.usefixtures("one_worker")
 
 Fuse = Callable[..., Outcome]
@@ -480,17 +482,31 @@ def test_details_of_a_near_miss_say_how_far_it_is(fuse: Fuse) -> None:
     assert any("gated_delta_rule: the rule itself" in line for line in lines)
 
 
-def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse) -> None:
-    shown = fuse("inspect", export("nm_chunk_decay_sign").path, "--site", "site.0").out
+def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse, tmp_path: Path) -> None:
+    shown = fuse("inspect", graphs.save(graphs.step(graphs.UNNAMED), tmp_path), "--site", "site.0").out
     lines = [line.strip() for line in shown.splitlines()]
-    assert lines[:2] == ["site.0", "status: near-miss, 194 nodes"]
+    assert lines[:2] == ["site.0", "status: near-miss, 23 nodes"]
     assert "--site" not in shown
     assert "`" not in shown
-    assert "input 2: query float32 [1, 12, 2, 16]" in lines
-    assert "output 1: out float32 [1, 12, 4, 32]" in lines
+    assert "input 2: state float32 [1, 4, 5, 3]" in lines
+    assert "output 1: final_state float32 [1, 4, 5, 3]" in lines
     (at,) = (i for i, line in enumerate(lines) if line.startswith("smallest relative differences"))
     assert lines[at - 1].startswith("no neighbour with the rule's operands fits; the smallest difference is ")
     assert lines[-1] == "next: --html FILE draws what was looked at"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nm_chunk_decay_sign", "it is the neighbour decay-turned of gated_delta_rule, with a difference of "),
+        ("near_own_read_key", "it is what erase-per-channel says; of the rule and the neighbours with its operands "),
+        ("near_squashed", "it is what activation-inside says; of the rule and "),
+    ],
+)
+def test_details_of_a_near_miss_do_not_deny_its_name(name: str, said: str, fuse: Fuse) -> None:
+    shown = fuse("inspect", ZOO / f"{name}.onnx" if name.startswith("near") else export(name).path, "--site", "*").out
+    assert f"  {said}" in shown
+    assert "no neighbour" not in shown
 
 
 def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse, tmp_path: Path) -> None:

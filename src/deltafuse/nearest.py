@@ -20,14 +20,22 @@ _READINGS = 4
 _COLUMNS = 2
 
 
-def nearest(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Nearest | None:
+def nearest(
+    setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array], like: Mapping[str, Recurrence]
+) -> Nearest | None:
     """The smallest relative difference to the rule and to each neighbour that has the rule's operands.
+
+    Args:
+        setting: of the proof.
+        feeds: what the cut's inputs were.
+        ran: what it made of them.
+        like: further recurrences by their reason code, in place of the neighbour that has it.
 
     Returns:
         None where no value of the cut has the shape of an output.
     """
     pattern = setting.pattern
-    recurrences: dict[str, Recurrence] = {pattern.name: pattern.recurrence, **pattern.neighbours}
+    recurrences: dict[str, Recurrence] = {pattern.name: pattern.recurrence, **pattern.neighbours, **like}
     smallest: dict[str, float] = {}
     tokens = 0
     outputs = finite(ran)

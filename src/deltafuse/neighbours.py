@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 import numpy as np
 
 from deltafuse.draws import Array, Operands
 from deltafuse.nearest import nearest, outputs_like
+from deltafuse.neighbours_chunks import chunk_fault
 from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, finite
-from deltafuse.rule import run_rule
+from deltafuse.rule import last_tokens, run_rule
 from deltafuse.search import Fit, Screens, Setting, assigned, search
 
 TEXTS.update(
@@ -31,8 +31,8 @@ TEXTS.update(
         "is read, if the delta rule is meant",
         "tokens-dropped": "the output is the rule's for the first {tokens:# token} and zero for later ones: a chunk is "
         "dropped; trace the export with at least as many tokens as are fed, or mend how chunks are counted",
-        "inverse-short": "the last of each {tokens:# token} is not corrected by the others: the triangular inverse of "
-        "a chunk lacks a row; give the inverse as many rows as the chunk has tokens",
+        "tokens-skipped": "the output is zero for the first {tokens:# token} and the rule's from there on, from the "
+        "first state: a chunk is skipped; begin with the first chunk in the model",
         "first-tokens-only": "the output is the rule's for the first {tokens:# token} and something else from there "
         "on; compare how chunks follow each other, and their masks and inverse",
     }
@@ -46,15 +46,27 @@ def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Arra
     """
     if not setting.first:
         return _nothing(setting)
-    return replace(_why_not(setting, feeds, ran), nearest=nearest(setting, feeds, ran))
+    reason, like = _why_not(setting, feeds, ran)
+    return replace(reason, nearest=nearest(setting, feeds, ran, like))
 
 
-def _why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
-    for diagnose in (_activated, _plain, _without_beta, _transposed, _prefix, erasing, twice):
+def _why_not(
+    setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]
+) -> tuple[Reason, Mapping[str, Recurrence]]:
+    """The reason, and by its code the recurrence that the site follows where no neighbour of the pattern's does."""
+    screens = Screens(setting, feeds, ran)
+    for diagnose in (_activated, _plain):
+        found = diagnose(setting, screens)
+        if found is not None:
+            return found, {}
+    fault = chunk_fault(setting, screens, feeds, ran)
+    if fault is not None:
+        return fault.reason, {fault.reason.code: fault.recurrence}
+    for diagnose in (_without_beta, _transposed, _prefix, _skipped, erasing, twice):
         found = diagnose(setting, feeds, ran)
         if found is not None:
-            return found
-    return _nothing(setting)
+            return found, {}
+    return _nothing(setting), {}
 
 
 def _nothing(setting: Setting) -> Reason:
@@ -69,7 +81,7 @@ def _nothing(setting: Setting) -> Reason:
     )
 
 
-def _activated(setting: Setting, _feeds: Mapping[int, Array], _ran: Mapping[int, Array]) -> Reason | None:
+def _activated(setting: Setting, _: Screens) -> Reason | None:
     """An activation of inner values that goes back into the site."""
     graph = setting.model.graph
     inside = {value for node in setting.candidate.core for value in graph.node_outputs[node]}
@@ -87,9 +99,8 @@ def _fits(setting: Setting, screens: Screens, recurrence: Recurrence) -> bool:
     return isinstance(fit, Fit) and (fit.final is not None or len(setting.chains) == 1)
 
 
-def _plain(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
+def _plain(setting: Setting, screens: Screens) -> Reason | None:
     """Neighbours with the rule's operands."""
-    screens = Screens(setting, feeds, ran)
     for code, recurrence in setting.pattern.neighbours.items():
         if _fits(setting, screens, recurrence):
             return Reason(code)
@@ -164,10 +175,20 @@ def _prefix(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Arra
         return None
     if not best.found[:, best.tokens :].any():
         return Reason("tokens-dropped", {"tokens": best.tokens})
-    shortened = cast("Callable[..., tuple[Array, Array]] | None", getattr(pattern, "shortened", None))
-    if shortened is not None:
-        size = best.tokens + 1
-        wanted, _ = run_rule(partial(shortened, size=size), best.assignment.read(feeds), best.assignment.preparation())
-        if agreeing(best.found, wanted) == wanted.shape[1]:
-            return Reason("inverse-short", {"tokens": size})
     return Reason("first-tokens-only", {"tokens": best.tokens})
+
+
+def _skipped(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
+    """The rule for some last tokens, and nothing before."""
+    numbers = finite(ran)
+    for assignment in assigned(setting, feeds):
+        for found in outputs_like(assignment, numbers):
+            tokens = int(found.any(axis=(0, 2, 3)).argmax())
+            if not tokens:
+                continue
+            rest = last_tokens(assignment.read(feeds), tokens)
+            with np.errstate(all="ignore"):
+                wanted, _ = run_rule(setting.pattern.recurrence, rest, assignment.preparation())
+            if agreeing(found[:, tokens:], wanted) == wanted.shape[1]:
+                return Reason("tokens-skipped", {"tokens": tokens})
+    return None

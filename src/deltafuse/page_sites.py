@@ -12,7 +12,7 @@ from deltafuse.match import Match, Plan, Role, SiteReport
 from deltafuse.page_nodes import emitted_document, types_of
 from deltafuse.page_pictures import Pictures
 from deltafuse.probing import tensor_text
-from deltafuse.reasons import Nearest, compared_with
+from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import OUTPUTS, ROLES, role_document, site_document
 from deltafuse.tables import status_text
 from deltafuse.tables_sites import recurrence_text
@@ -68,7 +68,7 @@ def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pic
         norms = {"query": site.match.query_norm, "key": site.match.key_norm}
         document["norms"] = [[name, norm.kind, norm.eps] for name, norm in norms.items() if norm is not None]
     if site.reason is not None and site.reason.nearest is not None:
-        document["nearest"] = _nearest(site.reason.nearest)
+        document["nearest"] = _nearest(site.reason.nearest, site.reason.code)
     if plan is not None:
         document |= _planned(evidence, site, plan, pictures)
     if site.looked:
@@ -130,5 +130,6 @@ def _new(evidence: Evidence, plan: Plan | ExpressionPlan) -> Iterator[tuple[int,
             yield value, axis, size
 
 
-def _nearest(nearest: Nearest) -> Document:
-    return {"rule": nearest.rule, "tokens": nearest.tokens, "differences": list(compared_with(nearest))}
+def _nearest(nearest: Nearest, code: str) -> Document:
+    differences = list(compared_with(nearest))
+    return {"said": nearest_text(nearest, code), "tokens": nearest.tokens, "differences": differences}

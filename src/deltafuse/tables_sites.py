@@ -13,7 +13,7 @@ from rich.tree import Tree
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
 from deltafuse.probing import tensor_text
-from deltafuse.reasons import Nearest, compared_with
+from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
 from deltafuse.tables import dims_text, norm_text, status_text, valid_text
 from deltafuse.tables_fit import hanging
@@ -121,11 +121,7 @@ def _distances(nearest: Nearest | None, code: str) -> Iterator[str]:
     """How far a near miss is from the rule and from what is like it."""
     if nearest is None:
         return
-    first, error = nearest.differences[0]
-    if first == code:
-        yield f"it is the neighbour {first} of {nearest.rule}, with a difference of {error:.1e}"
-    else:
-        yield f"no neighbour with the rule's operands fits; the smallest difference is {error:.1e}"
+    yield nearest_text(nearest, code)
     yield f"smallest relative differences over {number(nearest.tokens, 'token')}:"
     for name, what, error in compared_with(nearest):
         yield f"  {error:.1e}  {name}: {what}"

@@ -30,7 +30,7 @@ function why(site) {
   if (!site.reason) return [];
   const near = site.status === "near-miss";
   const parts = [el("h3", {}, near ? "Why not" : "Why it is left"), el("p", {}, el("code", {}, site.reason.code), " ", ...coded(site.reason.text))];
-  if (site.nearest) parts.push(...nearest(site.nearest, site.reason.code));
+  if (site.nearest) parts.push(...nearest(site.nearest));
   return [el("div", { class: `why${site.status === "refused" ? " refusal" : ""}` }, ...parts)];
 }
 
@@ -40,10 +40,8 @@ function coded(text) {
 }
 
 /** How far the site is from the rule and from its neighbours. */
-function nearest(found, code) {
-  const [name, , error] = found.differences[0];
-  const said = name === code ? `It is the neighbour ${name} of ${found.rule}, with a difference of ${sci(error)}.`
-    : `No neighbour with the rule's operands fits; the smallest difference is ${sci(error)}.`;
+function nearest(found) {
+  const said = `${found.said[0].toUpperCase()}${found.said.slice(1)}.`;
   return [el("p", {}, `${said} Smallest relative differences over ${count(found.tokens, "token")}, at the best of the likely readings of the inputs:`),
     table(["compared with", "what it is", "difference"], found.differences.map(([name, text, error]) => [name, text, sci(error)]), [0])];
 }
