@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import numpy as np
 
 from deltafuse.draws import Array, Operands
 from deltafuse.nearest import nearest, outputs_like
-from deltafuse.neighbours_chunks import chunk_fault
+from deltafuse.neighbours_chunks import ChunkFault, chunk_fault
 from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
@@ -39,34 +40,53 @@ TEXTS.update(
 )
 
 
-def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
+def why_not(
+    setting: Setting,
+    feeds: Mapping[int, Array],
+    ran: Mapping[int, Array],
+    told: Callable[[int, int], object] = lambda done, of: None,
+) -> Reason:
     """The neighbour of the rule that fits, or that none does; and how far the site is from each.
 
     Of a reading that is not the first one asks whether it is the rule, and what is told is what the first one is.
+
+    Args:
+        setting: of the proof.
+        feeds: what the cut's inputs were.
+        ran: what it made of them.
+        told: how many steps are done, and of how many.
     """
     if not setting.first:
         return _nothing(setting)
-    reason, like = _why_not(setting, feeds, ran)
-    return replace(reason, nearest=nearest(setting, feeds, ran, like))
+    diagnoses = _diagnoses(setting, feeds, ran)
+    first, of = len(diagnoses), len(diagnoses) + len(setting.pattern.neighbours) + 1
+    told(0, of)
+    reason, like = _nothing(setting), dict[str, Recurrence]()
+    for number, diagnose in enumerate(diagnoses, 1):
+        found = diagnose()
+        told(number, of)
+        if found is not None:
+            reason, like = (found.reason, found.like) if isinstance(found, ChunkFault) else (found, like)
+            break
+    distances = nearest(setting, feeds, ran, like, lambda done: told(min(first + done, of - 1), of))
+    told(of, of)
+    return replace(reason, nearest=distances)
 
 
-def _why_not(
+def _diagnoses(
     setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]
-) -> tuple[Reason, Mapping[str, Recurrence]]:
-    """The reason, and by its code the recurrence that the site follows where no neighbour of the pattern's does."""
+) -> list[Callable[[], Reason | ChunkFault | None]]:
+    """What a site may be instead, likely things first."""
     screens = Screens(setting, feeds, ran)
-    for diagnose in (_activated, _plain):
-        found = diagnose(setting, screens)
-        if found is not None:
-            return found, {}
-    fault = chunk_fault(setting, screens, feeds, ran)
-    if fault is not None:
-        return fault.reason, {fault.reason.code: fault.recurrence}
-    for diagnose in (_without_beta, _transposed, _prefix, _skipped, erasing, twice):
-        found = diagnose(setting, feeds, ran)
-        if found is not None:
-            return found, {}
-    return _nothing(setting), {}
+    return [
+        partial(_activated, setting),
+        partial(_plain, setting, screens),
+        partial(chunk_fault, setting, screens, feeds, ran),
+        *(
+            partial(diagnose, setting, feeds, ran)
+            for diagnose in (_without_beta, _transposed, _prefix, _skipped, erasing, twice)
+        ),
+    ]
 
 
 def _nothing(setting: Setting) -> Reason:
@@ -81,7 +101,7 @@ def _nothing(setting: Setting) -> Reason:
     )
 
 
-def _activated(setting: Setting, _: Screens) -> Reason | None:
+def _activated(setting: Setting) -> Reason | None:
     """An activation of inner values that goes back into the site."""
     graph = setting.model.graph
     inside = {value for node in setting.candidate.core for value in graph.node_outputs[node]}

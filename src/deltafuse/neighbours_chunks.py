@@ -26,10 +26,10 @@ _LEAST = 3
 
 @dataclass(frozen=True)
 class ChunkFault:
-    """What is wrong in each chunk, and the recurrence that is wrong in the same way."""
+    """What is wrong in each chunk, and by its code the recurrence that is wrong in the same way."""
 
     reason: Reason
-    recurrence: Recurrence
+    like: dict[str, Recurrence]
 
 
 @np.errstate(all="ignore")
@@ -48,7 +48,7 @@ def chunk_fault(
         for (code, fault), likely in zip(known, screen.beginning(run, len(known)), strict=True):
             size = _size(screen, fault, feeds, [_unpacked(screen, numbers, *one) for one in likely])
             if size:
-                return ChunkFault(Reason(code, {"tokens": size}), partial(chunked, fault=fault, size=size))
+                return ChunkFault(Reason(code, {"tokens": size}), {code: partial(chunked, fault=fault, size=size)})
     return None
 
 

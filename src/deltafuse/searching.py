@@ -13,6 +13,7 @@ from deltafuse.expressions import Expression
 from deltafuse.finder import Candidate, Finder
 from deltafuse.lowered import written_by_lower
 from deltafuse.match import Looked, Match, NoMatch
+from deltafuse.options import Progress
 from deltafuse.patterns import Pattern
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
@@ -23,6 +24,9 @@ from deltafuse.trial import Trial
 _SEEN = "inside."
 #: That something is there which may be a rule, the vaguest last.
 _INSIDE = ("inside-call", "inside-unproven", "inside-body")
+
+
+_STAGE = "finding and proving"
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,41 @@ class Searched:
         return rules or ordinary or any(body.proves() for body in self.inner)
 
 
+class _Proofs:
+    """Shows how far one search is: what counts as done is what is proven.
+
+    Attributes:
+        candidates: whose proofs began.
+    """
+
+    def __init__(self, progress: Progress, finder: Finder) -> None:
+        self.candidates: list[Candidate] = []
+        self._progress = progress
+        self._finder = finder
+
+    def begin(self, candidate: Candidate) -> None:
+        """This one is proven next."""
+        self.candidates.append(candidate)
+        self._show()
+
+    def end(self) -> None:
+        """All are proven, or are no rule."""
+        self._progress.advance(len(self._finder.places), len(self._finder.places))
+
+    def measured(self, done: int, of: int) -> None:
+        """It is no rule, and what it is instead takes a while."""
+        if not done:
+            self._progress.start(f"measuring what {self.candidates[-1].name} is instead")
+        self._progress.advance(done, of)
+        if done == of:
+            self._progress.start(_STAGE)
+            self._show()
+
+    def _show(self) -> None:
+        self._progress.advance(len(self.candidates) - 1, len(self._finder.places))
+        self._progress.note(self.candidates[-1].name)
+
+
 @dataclass(frozen=True)
 class Search:
     """What is looked for, and with what.
@@ -117,23 +156,24 @@ class Search:
         candidates: list[Candidate] = []
         anchors: dict[str, int] = {}
         for family in patterns.families(self.recurrences):
-            with self.clock.stage("finding and proving"):
+            with self.clock.stage(_STAGE):
                 finder = Finder(model, kinds, shapes, family[0], tuple(candidates), names)
-
-                def advance(candidate: Candidate, finder: Finder = finder, before: int = len(candidates)) -> None:
-                    candidates.append(candidate)
-                    self.clock.progress.advance(len(candidates) - before, len(finder.places))
+                proofs = _Proofs(self.clock.progress, finder)
 
                 def foresee(likely: Sequence[Site], before: Sequence[Site] = tuple(sites)) -> None:
                     if self.foresee is not None and not (model.place or self.ordinary):
                         self.foresee(scope, [*before, *likely])
 
-                more, proven = prove_sites(model, kinds, shapes, family, self.worker, finder, advance, foresee)
+                more, proven = prove_sites(
+                    model, kinds, shapes, family, self.worker, finder, proofs.begin, foresee, proofs.measured
+                )
+                proofs.end()
+                candidates += proofs.candidates
                 if not sites:
                     anchors[finder.anchors_are] = finder.anchors_seen()
             sites += outcome.worth_telling(more, family, sites, inside=bool(model.place))
             trials.update(proven)
-        with self.clock.stage("finding and proving"):
+        with self.clock.stage(_STAGE):
             matches = [site for site in sites if self.ordinary and isinstance(site, Match)]
             taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
             expressions = find_expressions(

@@ -40,11 +40,13 @@ def prove_sites(
     finder: Finder,
     advance: Callable[[Candidate], None],
     foresee: Callable[[Sequence[Site]], object] | None = None,
+    measured: Callable[[int, int], object] | None = None,
 ) -> tuple[tuple[Site, ...], dict[bytes, Trial]]:
     """Proves candidates in order; sites whose cuts and cut inputs are equal share one proof.
 
     A candidate is the first of some rules that it is proven to be. Each output of a proven site is told to `shapes`,
-    so that the sizes behind it are known for the next site. `foresee` is told what all sites are likely to be.
+    so that the sizes behind it are known for the next site. `advance` is told what is proven next, `foresee` what all
+    sites are likely to be, `measured` how far it is known what one is that is not the rule.
 
     Returns:
         The sites, and by class key the trial that each class was proven with.
@@ -67,7 +69,7 @@ def prove_sites(
         if foresee is not None:
             foresee([*sites, *likely])
 
-    ahead = Lookahead(finder, shapes, settle, follow)
+    ahead = Lookahead(finder, shapes, settle, follow, measured)
     for own in ahead:
         advance(own.candidate)
         seen.update(own.candidate.core)
