@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deltafuse import splice
+from deltafuse import region, splice
 from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.match import Match, Plan, Role, SiteReport
@@ -32,7 +32,6 @@ def lines(reports: Sequence[SiteReport]) -> list[Document]:
             "form": site.match.form if site.match else "",
             "op": site.op or "",
             "nodes": site.nodes,
-            "removed": site.removed,
             "added": site.added,
             "reason": "" if site.reason is None else site.reason.code,
         }
@@ -84,14 +83,14 @@ def _before(evidence: Evidence, site: SiteReport, pictures: Pictures) -> Documen
         # What is drawn is the main graph.
         return None
     if match is not None:
-        nodes = splice.between(graph, match, evidence.kinds)
+        nodes = region.between(graph, match, evidence.kinds)
         ends = [{name: role.value for name, role in some(match).items()} for some in (_operands, _results)]
         return pictures.before(site.name, nodes, *ends)
     candidate = evidence.candidates.get(site.name)
     if candidate is None:
         return None
     ends = _numbered("input", candidate.roots), _numbered("output", candidate.frontier)
-    return pictures.before(site.name, candidate.nodes, *ends)
+    return pictures.before(site.name, region.looked_at(graph, candidate), *ends)
 
 
 def _numbered(what: str, values: Sequence[int]) -> dict[str, int]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deltafuse import outcome, patterns, splice
+from deltafuse import outcome, patterns, region
 from deltafuse.clock import Clock
 from deltafuse.enclosed import Enclosed, enter, held_bodies, mentions
 from deltafuse.expression_sites import ExpressionSites, find_expressions
 from deltafuse.expressions import Expression
 from deltafuse.finder import Candidate, Finder
 from deltafuse.lowered import written_by_lower
-from deltafuse.match import Looked, Match, NoMatch
+from deltafuse.match import Looked, Match, NoMatch, SiteReport
 from deltafuse.options import Progress
 from deltafuse.patterns import Pattern
 from deltafuse.probe import Worker
@@ -59,7 +59,20 @@ class Searched:
         """Of the sites in this graph alone."""
         return [site.name for site in (*self.sites, *self.expressions.sites)]
 
-    def looked(self, name: str) -> tuple[Looked, ...]:
+    def told(self, reports: Iterable[SiteReport]) -> Iterator[SiteReport]:
+        """Reports of its sites with where they lie: the body, the nodes of a match, the ends of what is none."""
+        known: dict[tuple[str, bytes], int] = {}
+        for report in reports:
+            match, inside = report.match, self.scope.model.place
+            if match is None:
+                yield replace(report, inside=inside, looked=self._looked(report.name))
+                continue
+            alike = (match.rule, match.class_key)
+            if alike not in known:
+                known[alike] = len(region.between(self.scope.model.graph, match, self.scope.kinds))
+            yield replace(report, inside=inside, nodes=known[alike])
+
+    def _looked(self, name: str) -> tuple[Looked, ...]:
         """What a candidate reads and writes; () where there is none of that name."""
         candidate, graph, shapes = self.candidates.get(name), self.scope.model.graph, self.scope.shapes
         ends = () if candidate is None else (("input", candidate.roots), ("output", candidate.frontier))
@@ -175,7 +188,7 @@ class Search:
             trials.update(proven)
         with self.clock.stage(_STAGE):
             matches = [site for site in sites if self.ordinary and isinstance(site, Match)]
-            taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
+            taken = {node for match in matches for node in region.between(model.graph, match, kinds)}
             expressions = find_expressions(
                 model, kinds, shapes, self.ordinary, taken, self.worker, self.clock.progress, names
             )
@@ -224,7 +237,7 @@ class Search:
         """Nodes whose bodies may hold a rule or an expression, and that are part of no match."""
         model, holders = found.scope.model, held_bodies(found.scope.model.graph)
         matches = [site for site in found.sites if holders and isinstance(site, Match)]
-        taken = {node for match in matches for node in splice.between(model.graph, match, found.scope.kinds)}
+        taken = {node for match in matches for node in region.between(model.graph, match, found.scope.kinds)}
         words = {op for rule in self.recurrences for op in (*rule.anchors, *rule.contractions)}
         words |= {op.rpartition(".")[2] for rule in self.ordinary for op in rule.anchors}
         words |= {name for _, name in model.local_functions} if model.functions else set()

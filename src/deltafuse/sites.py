@@ -153,17 +153,18 @@ def _site(
     outcome: Proven | Reason,
     key: bytes,
 ) -> Site:
+    count = len(region.looked_at(model.graph, candidate))
     if isinstance(outcome, Reason):
         near_miss = outcome.code not in prover.REFUSALS
-        return NoMatch(candidate.name, outcome, near_miss=near_miss, nodes=len(candidate.nodes))
+        return NoMatch(candidate.name, outcome, near_miss=near_miss, nodes=count)
     roots = tuple(outcome.assignment.values.values())
     if not region.convex(model.graph, roots, outcome.out, outcome.final_state):
-        return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=len(candidate.nodes))
+        return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=count)
     match = _match(model, kinds, shapes, pattern, candidate, outcome, key)
     untyped = [role.name for role in (*match.operands(), *match.results()) if not role.dtype]
     if untyped:
         reason = Reason("cut-type-unknown", {"value": untyped[0]})
-        return NoMatch(candidate.name, reason, near_miss=False, nodes=len(candidate.nodes))
+        return NoMatch(candidate.name, reason, near_miss=False, nodes=count)
     return match
 
 
