@@ -18,13 +18,15 @@ from deltafuse.patterns import Decay, Pattern, Recurrence
 
 def recurrence(
     query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array,
-    *, corrected: bool = True, early: bool = False,
+    *, corrected: bool = True, early: bool = False, by_query: bool = False,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The rule; the keywords make its neighbours. Shapes: `deltafuse.patterns.Pattern.recurrence`; g is not read."""
     out = np.empty_like(value)
     for t in range(value.shape[1]):
         k, q = key[:, t, :, :, None], query[:, t, :, :, None]
-        known = (state * k).sum(-2) if corrected else 0.0
+        # A query is scaled as is usual.
+        reader = q * query.shape[-1] ** -0.5 if by_query else k
+        known = (state * reader).sum(-2) if corrected else 0.0
         delta = beta[:, t, :, None] * (value[:, t] - known)
         seen = state
         state = state + k * delta[:, :, None, :]
@@ -35,13 +37,16 @@ def recurrence(
 _NEIGHBOURS: dict[str, Recurrence] = {
     "no-delta-term": partial(recurrence, corrected=False),
     "read-before-update": partial(recurrence, early=True),
+    "query-corrected": partial(recurrence, by_query=True),
 }
 
 _TEXTS = {
     "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule; leave "
     "the site as it is, or subtract S^T k from the value, if a delta rule is meant",
     "read-before-update": "the output reads the state before it is updated; read the state after its update in the "
-    "model, if the delta rule is meant",
+    "model (in chunks: keep the diagonal of the mask of q k^T), if the delta rule is meant",
+    "query-corrected": "the delta is read with the query and not with the key; read the delta with the key, if the "
+    "delta rule is meant",
 }
 
 
@@ -67,6 +72,7 @@ for each token t:
     neighbours = _NEIGHBOURS
     texts = _TEXTS
     recurrence = staticmethod(recurrence)
+    in_chunks = True
 
 
 PATTERN: Pattern = _DeltaRule()

@@ -73,38 +73,9 @@ def variant(
     return out, state
 
 
-def shortened(
-    query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array, *, size: int
-) -> tuple[Array, Array]:
-    """The rule in chunks of ``size`` tokens whose triangular inverse lacks its last row.
-
-    The last token of a chunk is then corrected by what the others would have written alone.
-    """
-    out = np.empty_like(value)
-    for start in range(0, value.shape[1], size):
-        inner, last = slice(start, start + size - 1), start + size - 1
-        first = state
-        most = (query[:, inner], key[:, inner], value[:, inner], g[:, inner], beta[:, inner])
-        out[:, inner], state = recurrence(*most, state)
-        if last >= value.shape[1]:
-            break
-        alone = _uncorrected(key[:, inner], value[:, inner], g[:, inner], beta[:, inner], first)
-        decay, k = np.exp(g[:, last, :, None, None]), key[:, last, :, :, None]
-        delta = beta[:, last, :, None] * (value[:, last] - (alone * decay * k).sum(-2))
-        state = state * decay + k * delta[:, :, None, :]
-        out[:, last] = (state * query[:, last, :, :, None]).sum(-2)
-    return out, state
-
-
-def _uncorrected(key: Array, value: Array, g: Array, beta: Array, state: Array) -> Array:
-    """The state when each delta is taken from the first state alone."""
-    first = state
-    for t in range(value.shape[1]):
-        decay, k = np.exp(g[:, t, :, None, None]), key[:, t, :, :, None]
-        first, state = first * decay, state * decay
-        delta = beta[:, t, :, None] * (value[:, t] - (first * k).sum(-2))
-        state = state + k * delta[:, :, None, :]
-    return state
+def by_query(query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array) -> tuple[Array, Array]:
+    """The delta is read with the query, scaled as is usual."""
+    return variant(query, key, value, g, beta, state, erase=query * query.shape[-1] ** -0.5)
 
 
 _NEIGHBOURS: dict[str, Recurrence] = {
@@ -120,6 +91,7 @@ _NEIGHBOURS: dict[str, Recurrence] = {
     "beta-erase-only": partial(variant, scaled="erased"),
     "beta-twice": partial(variant, scaled="twice"),
     "diagonal-kept": partial(variant, implicit=True),
+    "query-corrected": by_query,
 }
 
 _TEXTS = {
@@ -133,7 +105,7 @@ _TEXTS = {
     "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule; leave "
     "the site as it is, or subtract S^T k from the value, if a delta rule is meant",
     "read-before-update": "the output reads the state before it is updated; read the state after its update in the "
-    "model, if the delta rule is meant",
+    "model (in chunks: keep the diagonal of the mask of q k^T), if the delta rule is meant",
     "decay-after-update": "the state decays after its update, not before; shift g by one token in the model",
     "decay-after-read": "the state decays after it was updated and read, not before; shift g by one token in the model",
     "beta-value-only": "beta scales the value but not what is taken away for it; multiply what is taken away by beta "
@@ -141,8 +113,10 @@ _TEXTS = {
     "beta-erase-only": "beta scales what is taken away but not the value; multiply the value by beta too, if the "
     "delta rule is meant",
     "beta-twice": "beta is applied twice; apply it once, if the delta rule is meant",
-    "diagonal-kept": "the mask in front of the inverse keeps its diagonal, so that a token corrects itself; mask the "
-    "diagonal too in the model: strictly lower triangular",
+    "diagonal-kept": "the mask in front of the inverse, that of k k^T, keeps its diagonal, so that a token corrects "
+    "itself; mask the diagonal too in the model: strictly lower triangular",
+    "query-corrected": "the delta is read with the query and not with the key; read the delta with the key, if the "
+    "delta rule is meant",
 }
 
 
@@ -168,9 +142,9 @@ for each token t:
     neighbours = _NEIGHBOURS
     texts = _TEXTS
     recurrence = staticmethod(recurrence)
-    erasing = staticmethod(variant)
+    erasing = (variant, partial(variant, corrected_by="undecayed"))
     transposed = staticmethod(partial(variant, corrected_by="transposed"))
-    shortened = staticmethod(shortened)
+    in_chunks = True
 
 
 PATTERN: Pattern = _GatedDeltaRule()

@@ -36,11 +36,17 @@ def recurrence(
     return out, state
 
 
+def by_query(query: Array, key: Array, value: Array, g: Array, beta: Array, state: Array) -> tuple[Array, Array]:
+    """The delta is read with the query, scaled as is usual."""
+    return recurrence(query, key, value, g, beta, state, erase=query * query.shape[-1] ** -0.5)
+
+
 _NEIGHBOURS: dict[str, Recurrence] = {
     "decay-sign": partial(recurrence, sign=-1.0),
     "undecayed-read": partial(recurrence, decayed_read=False),
     "no-delta-term": partial(recurrence, corrected=False),
     "read-before-update": partial(recurrence, early=True),
+    "query-corrected": by_query,
 }
 
 _TEXTS = {
@@ -50,7 +56,9 @@ _TEXTS = {
     "no-delta-term": "values are added without the correction S^T k: gated linear attention, not a delta rule; leave "
     "the site as it is, or subtract S^T k from the value, if a delta rule is meant",
     "read-before-update": "the output reads the state before it is updated; read the state after its update in the "
-    "model, if the delta rule is meant",
+    "model (in chunks: keep the diagonal of the mask of q k^T), if the delta rule is meant",
+    "query-corrected": "the delta is read with the query and not with the key; read the delta with the key, if the "
+    "delta rule is meant",
 }
 
 
@@ -76,7 +84,8 @@ for each token t:
     neighbours = _NEIGHBOURS
     texts = _TEXTS
     recurrence = staticmethod(recurrence)
-    erasing = staticmethod(recurrence)
+    erasing = (recurrence, partial(recurrence, decayed_read=False))
+    in_chunks = True
 
 
 PATTERN: Pattern = _KimiDeltaAttention()

@@ -97,6 +97,7 @@ ROOMS = (
         "targets, files",
         (
             "prover", "search", "roles", "rule", "trial", "comparing", "agreement", "guards", "neighbours*", "nearest",
+            "chunk_faults",
             "norm*", "carried", "hidden", "memory", "nested_sums", "odd_terms", "factors", "reach", "term*",
             "contractions",
             "validity", "coverage", "counts", "scalings", "sites", "match", "patterns*", "patterns/*delta*.py",

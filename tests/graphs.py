@@ -62,6 +62,10 @@ step (float[1,1,4,5] query, float[1,1,4,5] key, float[1,1,4,3] value, float[1,1,
 """
 
 
+#: An edit of `STEP` that makes it no rule, and no neighbour of one.
+UNNAMED = ("Sub(v0, known)", "Add(v0, known)")
+
+
 def parse(text: str) -> onnx.ModelProto:
     """A model from ONNX text."""
     return parser.parse_model(text)

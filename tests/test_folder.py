@@ -185,16 +185,56 @@ def test_keep_going_writes_the_others(fuse, with_a_refusal, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("exits", "fits", "plain", "kept"),
+    ("exits", "fits", "near", "plain", "kept"),
     [
-        ((0,), True, 0, 0), ((0, 3), True, 0, 0), ((3, 3), True, 3, 3), ((0, 4), True, 4, 0), ((3, 4), True, 4, 4),
-        ((0, 3), False, 4, 0), ((0, 3, 4), False, 4, 0), ((3,), False, 3, 3), ((0, 1), True, 1, 1),
-        ((1, 3), True, 1, 1), ((1, 4), False, 1, 1),
+        ((0,), True, False, 0, 0), ((0, 3), True, False, 0, 0), ((3, 3), True, False, 3, 3),
+        ((0, 4), True, False, 4, 0), ((3, 4), True, False, 4, 4), ((0, 3), False, False, 4, 0),
+        ((0, 3, 4), False, False, 4, 0), ((3,), False, False, 3, 3), ((0, 1), True, False, 1, 1),
+        ((1, 3), True, False, 1, 1), ((1, 4), False, False, 1, 1), ((0, 3), True, True, 4, 0),
+        ((3, 3), True, True, 3, 3), ((3, 4), True, True, 4, 4), ((0, 1, 3), True, True, 1, 1),
     ],
 )  # fmt: skip
-def test_the_exit_of_a_folder_follows_from_those_of_its_models(exits, fits, plain, kept):
-    assert exit_of(exits, fits=fits, keep_going=False) == plain
-    assert exit_of(exits, fits=fits, keep_going=True) == kept
+def test_the_exit_of_a_folder_follows_from_those_of_its_models(exits, fits, near, plain, kept):
+    assert exit_of(exits, fits=fits, near=near, keep_going=False) == plain
+    assert exit_of(exits, fits=fits, near=near, keep_going=True) == kept
+
+
+@pytest.fixture
+def with_a_near_miss(exported, tmp_path):
+    """A folder one of whose models has a site that is not the rule, and no other."""
+    source = copy(exported, tmp_path / "in")
+    for name, model in (("other", "nm_decay_sign"), ("another", "nm_stale_read")):
+        (source / name).mkdir()
+        (source / name / "model.onnx").write_bytes(export(model).path.read_bytes())
+    return source
+
+
+def test_near_misses_beside_matches_are_told_whichever_model_they_are_in(fuse, with_a_near_miss, tmp_path):
+    done = fuse(with_a_near_miss, "-o", tmp_path / "out")
+    assert (done.exit, left_behind(tmp_path)) == (4, ["in"])
+    lines = done.out.splitlines()
+    assert ["other/model.onnx", "near-miss"] in [line.split()[:2] for line in lines]
+    assert (
+        "note: nothing was written: another/model.onnx, other/model.onnx have near misses alone; give --keep-going to "
+        "write decode/model.onnx, prefill/model.onnx all the same, or name what to leave with --skip-sites"
+    ) in lines
+    assert any(line.startswith("other/model.onnx: site.0 (decay-sign): the state grows by exp(-g)") for line in lines)
+    assert lines[-1].startswith("5 models: 2 near-miss, 2 match, 1 no site; no model written")
+    assert fuse("inspect", with_a_near_miss).exit == fuse(with_a_near_miss, "--dry-run").exit == 4
+
+
+def test_near_misses_that_are_left_out_or_alone_keep_nothing_from_being_written(fuse, with_a_near_miss, tmp_path):
+    kept = fuse(with_a_near_miss, "-o", tmp_path / "kept", "--keep-going", "--json")
+    assert kept.exit == 0
+    assert [model["outcome"] for model in kept.document["models"]] == [
+        "near-miss", "fused", "near-miss", "fused", "copied",
+    ]  # fmt: skip
+    assert contents(tmp_path / "kept")["other/model.onnx"] == contents(with_a_near_miss)["other/model.onnx"]
+    for name, chosen in (("skipped", ("--skip-sites", "site.*")), ("named", ("--sites", "layers.*"))):
+        assert fuse(with_a_near_miss, "-o", tmp_path / name, *chosen).exit == 0
+        assert contents(tmp_path / name) == contents(tmp_path / "kept")
+    alone = fuse(with_a_near_miss / "other", "-o", tmp_path / "alone")
+    assert (alone.exit, (tmp_path / "alone").exists()) == (3, False)
 
 
 def test_the_exits_of_a_document_go_together(fuse, with_a_refusal, tmp_path):
@@ -203,7 +243,9 @@ def test_the_exits_of_a_document_go_together(fuse, with_a_refusal, tmp_path):
         exits = [model["exit"] for model in done.document["models"]]
         fits = all(pair["fits"] for pair in done.document["pairs"])
         assert exits == [0, 4, 0, 3]
-        assert done.exit == done.document["exit"] == whole == exit_of(exits, fits=fits, keep_going=len(more) == 2)
+        assert done.exit == done.document["exit"] == whole == exit_of(
+            exits, fits=fits, near=False, keep_going=len(more) == 2
+        )
         assert {model["output"] for model in done.document["models"]} == {None}
 
 

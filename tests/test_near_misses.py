@@ -16,7 +16,7 @@ import guarded
 from exports import export, exports
 
 NEAR = {
-    "nm_chunk_decay_sign": ["not-the-rule"],
+    "nm_chunk_decay_sign": ["decay-turned"],
     "nm_decay_floor": ["piecewise"],
     "nm_decay_sign": ["decay-sign"],
     "nm_loop_clamped": ["piecewise"],
@@ -79,6 +79,21 @@ def test_the_step_itself_is_fused(tmp_path: Path) -> None:
 )
 def test_a_neighbour_of_the_rule_is_named(code: str, edits: list[tuple[str, str]], tmp_path: Path) -> None:
     assert refusal(tmp_path, *edits) == (3, [code])
+
+
+def test_a_delta_that_is_read_with_the_query_is_named(tmp_path: Path) -> None:
+    # The scale is that of a key size of four.
+    sizes = [("[1,1,4,5]", "[1,1,4,4]"), ("[1,4,5,3]", "[1,4,4,3]"), ("scale = {0.25}", "scale = {0.5}")]
+    early = "  q1 = Mul(q0, scale)\n  q2 = Unsqueeze(q1, last)\n"
+    moved = [(early, ""), ("  product = Mul(decayed, k1)", f"{early}  product = Mul(decayed, q2)")]
+    assert refusal(tmp_path, *sizes, *moved) == (3, ["query-corrected"])
+
+
+@pytest.mark.parametrize("state", ["decayed", "state"])
+def test_a_key_of_its_own_to_read_with_is_named_whatever_state_it_reads(state: str, tmp_path: Path) -> None:
+    given = ("float[1,1,4] beta,", "float[1,1,4] beta, float[1,1,4,5] p,")
+    read = f"p0 = Squeeze(p, time)\n  p1 = Unsqueeze(p0, last)\n  product = Mul({state}, p1)"
+    assert refusal(tmp_path, given, ("product = Mul(decayed, k1)", read)) == (3, ["erase-per-channel"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from deltafuse import classes
 from deltafuse.adjusting import Adjustments
 from deltafuse.graph import Graph
 from deltafuse.match import Dims, Match, Plan, Proof, Role
-from deltafuse.splice import between, changes_of, removed_by
+from deltafuse.region import between
+from deltafuse.splice import changes_of, removed_by
 
 #: Two sites whose results are r1 and r2; `shared` is read by both, `both` by both results.
 TEXT = """
@@ -71,6 +72,17 @@ def test_what_dies_with_the_last_of_several_sites_is_removed_once(graph: Graph) 
         plan(match(graph, "two", ["a", "late"], ["r2"], ["own2", "r2"])),
     ]
     removed = dict(removed_by(graph, plans))
+    assert names(graph, removed["one"]) == ["shared", "own1", "r1"]
+    assert names(graph, removed["two"]) == ["own2", "r2"]
+
+
+def test_what_no_site_has_goes_with_the_first_that_needs_it(graph: Graph) -> None:
+    plans = [
+        plan(match(graph, "one", ["a"], ["r1"], ["r1"])),
+        plan(match(graph, "two", ["a", "late"], ["r2"], ["r2"])),
+    ]
+    removed = dict(removed_by(graph, plans))
+    # One site is before the other whichever is read first.
     assert names(graph, removed["one"]) == ["shared", "own1", "r1"]
     assert names(graph, removed["two"]) == ["own2", "r2"]
 

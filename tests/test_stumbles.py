@@ -25,6 +25,8 @@ from deltafuse.tables_pins import pinned_lines
 from deltafuse.targets.listing import MARKS
 from exports import export
 
+ZOO = Path(__file__).parent / "zoo"
+
 pytestmark = pytest.mark.usefixtures("one_worker")
 
 Fuse = Callable[..., Outcome]
@@ -472,6 +474,49 @@ def test_details_end_with_what_holds_for_the_whole_model(fuse: Fuse, tmp_path: P
     assert "\npinned: batch = 1 in " in shown
 
 
+# How many nodes a site has
+
+
+@pytest.mark.parametrize("target", ["ascend-310p", "ort"])
+def test_a_site_has_one_number_of_nodes_wherever_it_is_told(target: str, fuse: Fuse, tmp_path: Path) -> None:
+    given, plan = ("--target", target), tmp_path / "plan.json"
+    sites = fuse("inspect", PREFILL, *given, "--json").document["sites"]
+    rules = [site for site in sites if site["form"] == "chunk"]
+    # Layers that are equal have as many, whatever they share.
+    assert len(rules) == 3
+    assert {site["nodes"] for site in rules[1:]} == {rules[1]["nodes"]}
+    assert fuse(PREFILL, *given, "--dry-run", "--plan", plan).exit == 0
+    assert [one["nodes"] for one in json.loads(plan.read_text())["sites"]] == [site["nodes"] for site in sites]
+    table = fuse("inspect", PREFILL, *given).out.splitlines()
+    fuse("inspect", PREFILL, *given, "--extract", tmp_path / "sites")
+    for site in sites:
+        own, added = site["nodes"], site["nodes_added"]
+        assert any(line.startswith(f"{site['name']} ") and f" {own} to {added} " in line for line in table)
+        shown = fuse("inspect", PREFILL, *given, "--site", site["name"]).out
+        assert f"  status: match, {own} nodes become {added} with {site['op']}\n" in shown
+        graph = onnx.load(tmp_path / "sites" / f"{site['name']}.before.onnx").graph
+        more = len(graph.node) - own
+        told = f"{site['name']}: {own} nodes from its operands to its results"
+        also = f", and {more} nodes that only work out sizes and constants for them" if more else ""
+        # What works out sizes for a convolution lies before its operands.
+        less = f", without {-more} nodes that work out sizes: inputs here"
+        assert graph.doc_string == told + (less if more < 0 else also)
+        assert more >= 0 or site["form"] == "expression"
+        after = onnx.load(tmp_path / "sites" / f"{site['name']}.after.onnx").graph
+        assert len(after.node) == added
+
+
+def test_what_one_layer_alone_needs_goes_with_it(fuse: Fuse) -> None:
+    sites = fuse("inspect", PREFILL, "--json").document["sites"]
+    alone = [
+        next(one for one in fuse("inspect", PREFILL, "--sites", site["name"], "--json").document["sites"] if one["op"])
+        for site in sites
+    ]
+    for site, single in zip(sites, alone, strict=True):
+        assert site["nodes_removed"] >= single["nodes_removed"]
+        assert site["nodes_removed"] - single["nodes_removed"] < 0.01 * site["nodes"]
+
+
 def test_details_of_a_near_miss_say_how_far_it_is(fuse: Fuse) -> None:
     shown = fuse("inspect", export("nm_decay_sign").path, "--site", "*").out
     lines = shown.partition("smallest relative differences over 3 tokens:\n")[2].splitlines()
@@ -480,17 +525,31 @@ def test_details_of_a_near_miss_say_how_far_it_is(fuse: Fuse) -> None:
     assert any("gated_delta_rule: the rule itself" in line for line in lines)
 
 
-def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse) -> None:
-    shown = fuse("inspect", export("nm_chunk_decay_sign").path, "--site", "site.0").out
+def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse, tmp_path: Path) -> None:
+    shown = fuse("inspect", graphs.save(graphs.step(graphs.UNNAMED), tmp_path), "--site", "site.0").out
     lines = [line.strip() for line in shown.splitlines()]
-    assert lines[:2] == ["site.0", "status: near-miss, 194 nodes"]
+    assert lines[:2] == ["site.0", "status: near-miss, 23 nodes"]
     assert "--site" not in shown
     assert "`" not in shown
-    assert "input 2: query float32 [1, 12, 2, 16]" in lines
-    assert "output 1: out float32 [1, 12, 4, 32]" in lines
+    assert "input 2: state float32 [1, 4, 5, 3]" in lines
+    assert "output 1: final_state float32 [1, 4, 5, 3]" in lines
     (at,) = (i for i, line in enumerate(lines) if line.startswith("smallest relative differences"))
     assert lines[at - 1].startswith("no neighbour with the rule's operands fits; the smallest difference is ")
     assert lines[-1] == "next: --html FILE draws what was looked at"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nm_chunk_decay_sign", "it is the neighbour decay-turned of gated_delta_rule, with a difference of "),
+        ("near_own_read_key", "it is what erase-per-channel says; of the rule and the neighbours with its operands "),
+        ("near_squashed", "it is what activation-inside says; of the rule and "),
+    ],
+)
+def test_details_of_a_near_miss_do_not_deny_its_name(name: str, said: str, fuse: Fuse) -> None:
+    shown = fuse("inspect", ZOO / f"{name}.onnx" if name.startswith("near") else export(name).path, "--site", "*").out
+    assert f"  {said}" in shown
+    assert "no neighbour" not in shown
 
 
 def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse, tmp_path: Path) -> None:

@@ -103,10 +103,7 @@ def test_a_site_in_detail_has_its_rule_in_its_own_names(fuse: Fuse) -> None:
     assert "1 Custom RecurrentGatedDeltaRule" in shown
     assert "layers.0" not in shown.splitlines()
     assert "; shared with layers.0, which is equal up to names\n" in shown
-    (alone,) = (one for one in fuse("inspect", DECODE, "--sites", "layers.1", "--json").document["sites"] if one["op"])
-    gone = alone["nodes_removed"]
-    assert f"  status: match, {gone} nodes become 40 with RecurrentGatedDeltaRule, the other sites left as" in shown
-    assert f"nodes: {site['nodes']} from its operands to its results; {gone} go from the file: what others" in shown
+    assert f"  status: match, {site['nodes']} nodes become 40 with RecurrentGatedDeltaRule\n" in shown
 
 
 def test_details_take_globs_and_json(fuse: Fuse) -> None:
@@ -223,21 +220,52 @@ def test_no_progress_where_nobody_watches(fuse: Fuse) -> None:
     assert fuse("inspect", DECODE).err == ""
 
 
+class Heard:
+    """Progress that remembers what it was told: stages, each with its steps and what was said in it."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, list[tuple[int, int]], list[str]]] = []
+
+    def start(self, stage: str) -> None:
+        self.stages.append((stage, [], []))
+
+    def advance(self, n: int, total: int) -> None:
+        self.stages[-1][1].append((n, total))
+
+    def note(self, text: str) -> None:
+        self.stages[-1][2].append(text)
+
+
 def test_a_run_tells_how_many_sites_are_proven() -> None:
-    class Heard:
-        def __init__(self) -> None:
-            self.steps: list[tuple[int, int]] = []
-
-        def start(self, stage: str) -> None: ...
-
-        def advance(self, n: int, total: int) -> None:
-            self.steps.append((n, total))
-
-        def note(self, text: str) -> None: ...
-
     heard = Heard()
     deltafuse.inspect(DECODE, progress=heard)
-    assert heard.steps[:3] == [(1, 3), (2, 3), (3, 3)]
+    (proving,) = (told for told in heard.stages if told[0] == "finding and proving" and told[2])
+    # What is being proven is not done.
+    assert proving[1:] == ([(0, 3), (1, 3), (2, 3), (3, 3)], ["layers.0", "layers.1", "layers.2"])
+
+
+@pytest.mark.parametrize("name", ["nm_decay_sign", "nm_chunk_decay_sign"])
+def test_a_run_tells_that_and_how_far_a_near_miss_is_measured(name: str) -> None:
+    heard = Heard()
+    deltafuse.inspect(export(name).path, progress=heard)
+    names = [stage for stage, _, _ in heard.stages]
+    at = names.index("measuring what site.0 is instead")
+    assert names.count(names[at]) == 1
+    before, after = heard.stages[at - 1], heard.stages[at + 1]
+    assert before == ("finding and proving", [(0, 1)], ["site.0"])
+    assert (after[0], after[1][0], after[1][-1], after[2]) == ("finding and proving", (0, 1), (1, 1), ["site.0"])
+    steps = [n for n, _ in heard.stages[at][1]]
+    ((first, *_, last), (of,)) = steps, {total for _, total in heard.stages[at][1]}
+    assert (first, last, steps == sorted(steps)) == (0, of, True)
+    assert len(set(steps)) > 10
+
+
+def test_verify_tells_how_many_sites_are_compared_of_all(tmp_path: Path) -> None:
+    assert deltafuse.fuse(DECODE, tmp_path / "fused.onnx", target="ort").exit == 0
+    heard = Heard()
+    assert deltafuse.verify(DECODE, tmp_path / "fused.onnx", level="site", progress=heard).exit == 0
+    (steps,) = (steps for stage, steps, _ in heard.stages if stage == "running sites")
+    assert steps == [(n, 6) for n in range(1, 7)]
 
 
 # netron

@@ -47,6 +47,7 @@ class Lookahead(Outlook, Generic[T]):
         settle: says what becomes of a candidate if it is what is likely, and tells `shapes` of it: likely outcome and
             pattern of the site that is being proven, that site, the candidate.
         foresee: is told what becomes of the candidate that is being proven and all that follow, where that is likely.
+        measured: see `Outlook.measured`.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Lookahead(Outlook, Generic[T]):
         shapes: Shapes,
         settle: Callable[[Proven, Pattern, Seen[T], Seen[T]], T],
         foresee: Callable[[Sequence[T]], object] | None = None,
+        measured: Callable[[int, int], object] | None = None,
     ) -> None:
         self._finder = finder
         self._shapes = shapes
         self._settle = settle
         self._foresee = foresee
+        self._measured = measured
         self._next = 0
         self._ready: deque[Seen[T]] = deque()
         self._last: Seen[T] | None = None
@@ -105,6 +108,11 @@ class Lookahead(Outlook, Generic[T]):
             last.likely = None
             self._ready.clear()
             self._next = last.after
+
+    def measured(self, done: int, of: int) -> None:
+        """Hands it on."""
+        if self._measured is not None:
+            self._measured(done, of)
 
     def __enter__(self) -> None:
         """A proof begins."""

@@ -18,6 +18,7 @@ from deltafuse.expression_own import own_expression_file
 from deltafuse.expression_prover import prove_emission
 from deltafuse.expression_sites import ExpressionSite
 from deltafuse.expressions import Expression, Place
+from deltafuse.extract import counted
 from deltafuse.files import make_folder
 from deltafuse.match import SiteReport
 from deltafuse.operator_counts import emitted_of
@@ -26,6 +27,7 @@ from deltafuse.options import FuseOptions
 from deltafuse.planning import left_out, unchosen
 from deltafuse.probe import cut_model
 from deltafuse.reasons import TEXTS, Reason
+from deltafuse.region import between
 from deltafuse.shapes import Shapes
 from deltafuse.targets.base import Target
 from deltafuse.targets.emit import Emitter, version
@@ -67,8 +69,8 @@ def plan_expressions(
         plans.append(replace(planned, match=match))
         notes = (*match.notes, *planned.notes)
         told = emitted_of(planned.nodes)
-        shown = (planned.op, None, notes, len(match.nodes), match.rule, told)
-        reports.append(SiteReport(match.name, "fused", match, *shown))
+        shown = (planned.op, None, notes)
+        reports.append(SiteReport(match.name, "fused", match, *shown, rule=match.rule, emitted=told))
     return tuple(plans), tuple(reports)
 
 
@@ -79,10 +81,10 @@ def _plan(options: FuseOptions, target: Target, site: ExpressionSite, opset: int
         return SiteReport(site.name, status, None, None, match, (), site.nodes, rule)
     option = "--form" if options.form is not None else unchosen(options, match.name)
     if option:
-        return SiteReport(site.name, "match", match, None, left_out(option), match.notes, site.nodes, rule)
+        return SiteReport(site.name, "match", match, None, left_out(option), match.notes, rule=rule)
     plan = _emitted(site.pattern, match, target, opset)
     if isinstance(plan, Reason):
-        return SiteReport(site.name, "refused", match, None, plan, match.notes, site.nodes, rule)
+        return SiteReport(site.name, "refused", match, None, plan, match.notes, rule=rule)
     return plan
 
 
@@ -112,7 +114,9 @@ def _emitted(pattern: Expression, match: ExpressionMatch, target: Target, opset:
     return ExpressionPlan(match, emission.op, nodes, emission.value_info, aliases, needed, emission.notes)
 
 
-def extract_expressions(folder: Path, model: Model, shapes: Shapes, plans: Sequence[ExpressionPlan]) -> tuple[str, ...]:
+def extract_expressions(
+    folder: Path, model: Model, kinds: bytearray, shapes: Shapes, plans: Sequence[ExpressionPlan]
+) -> tuple[str, ...]:
     """Writes each planned site as stand-alone models, before and after, for viewers and onnxruntime.
 
     ``NAME.after.onnx`` is not written where nothing stands in the site's place.
@@ -129,7 +133,10 @@ def extract_expressions(folder: Path, model: Model, shapes: Shapes, plans: Seque
         for kind, nodes in {"before": list(cut.model.graph.node), "after": after}.items():
             if nodes:
                 path = folder / f"{match.name}.{kind}.onnx"
-                path.write_bytes(_alone(plan, cut.model, nodes, opsets).SerializeToString())
+                alone = _alone(plan, cut.model, nodes, opsets)
+                if kind == "before":
+                    alone.graph.doc_string = counted(match.name, len(between(model.graph, match, kinds)), alone.graph)
+                path.write_bytes(alone.SerializeToString())
                 files.append(str(path))
     return tuple(files)
 

@@ -18,15 +18,19 @@ from deltafuse.match import Match, Plan, Role
 from deltafuse.opset import LINEAR_ATTENTION_OPSET, adapt_all
 from deltafuse.probe import backward_slice, cut_model
 from deltafuse.reasons import Reason
+from deltafuse.region import between
 from deltafuse.shape_op import Contents
 from deltafuse.shapes import Shapes
 from deltafuse.wire import Model
+from deltafuse.wording import number
 
 #: Highest IR version that the oldest supported onnxruntime reads; node metadata is known from 10 on.
 _IR_VERSION = 10
 
 
-def extract_sites(folder: Path, model: Model, shapes: Shapes, plans: Sequence[Plan]) -> tuple[str, ...]:
+def extract_sites(
+    folder: Path, model: Model, kinds: bytearray, shapes: Shapes, plans: Sequence[Plan]
+) -> tuple[str, ...]:
     """Writes each planned site as stand-alone models; see `extract_site`."""
     files: list[str] = []
     for plan in plans:
@@ -43,8 +47,26 @@ def extract_sites(folder: Path, model: Model, shapes: Shapes, plans: Sequence[Pl
             raise InternalError(f"{match.name} was proven but cannot be cut out: {cut.text}")
         for size in sizes:
             _work_out(cut.model.graph, model.graph.name(size), shapes.contents(size), match.operands())
+        cut.model.graph.doc_string = counted(match.name, len(between(model.graph, match, kinds)), cut.model.graph)
         files += map(str, extract_site(folder, plan, cut.model))
     return tuple(files)
+
+
+def counted(site: str, own: int, graph: onnx.GraphProto) -> str:
+    """What a graph has beside the nodes that a site has: a file of its own has to work out what it is given elsewhere.
+
+    Args:
+        site: its name.
+        own: how many nodes it has.
+        graph: in which they are.
+    """
+    more = len(graph.node) - own
+    told = f"{site}: {number(own, 'node')} from its operands to its results"
+    if more < 0:
+        beside = number(-more, "node that works out sizes", "nodes that work out sizes")
+        return f"{told}, without {beside}: inputs here"
+    beside = number(more, "node that only works out sizes", "nodes that only work out sizes")
+    return f"{told}, and {beside} and constants for them" if more else told
 
 
 def _outside_sizes(graph: Graph, match: Match, inputs: Sequence[int], results: Sequence[int]) -> list[int]:
@@ -66,8 +88,8 @@ def _work_out(graph: onnx.GraphProto, name: str, sizes: Contents | None, operand
         return
     parts: list[str] = []
     nodes: list[onnx.NodeProto] = []
-    for number, dim in enumerate(sizes):
-        part = f"{name}/size_{number}"
+    for place, dim in enumerate(sizes):
+        part = f"{name}/size_{place}"
         if isinstance(dim, int):
             nodes.append(_constant(part, dim))
         else:

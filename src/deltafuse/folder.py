@@ -7,7 +7,7 @@ its model, since its names are local to a folder. Nothing appears at the output 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -27,7 +27,7 @@ from deltafuse.wire import scan
 
 _T = TypeVar("_T")
 #: Outcomes that are told where anything is written, too, though the model is copied.
-_KEPT = ("refused", "failed")
+_KEPT = ("refused", "failed", "near-miss")
 #: Runs one model.
 Run = Callable[[FuseOptions, Progress], FuseReport]
 
@@ -39,7 +39,7 @@ class Entry:
     Attributes:
         name: path below the folder.
         outcome: ``fused`` (written), ``copied`` (written as it was), ``match`` (can be fused, nothing was written),
-            or why it cannot: ``refused`` or ``failed`` (written as it was, where anything is), ``near-miss``,
+            or why it cannot: ``refused``, ``failed`` or ``near-miss`` (written as it was, where anything is),
             ``left out``, ``fused already``, ``no site``.
         report: as for a single model, None where it failed.
         error: what a single model ends with, a file that is no model, say; None where it did not fail.
@@ -96,9 +96,10 @@ def fuse_folder(options: FuseOptions, progress: Progress) -> FolderReport:
     """Fuses all models below a folder into a new one; see `FuseOptions`, where ``model`` and ``output`` are folders.
 
     Returns:
-        Exit 0 where at least one model was fused and no other is refused; 1 where a model failed; 3 where no model has
-        a site; else 4: a model is refused, or the states of a prefill do not fit its decode. Only with exit 0 something
-        is written, which ``keep_going`` makes of 4 where any model can be fused; with it they are with exit 1, too.
+        Exit 0 where at least one model was fused and no other is refused or a near miss; 1 where a model failed; 3
+        where no site of any matches; else 4: a model is refused or a near miss, or the states of a prefill do not fit
+        its decode. Only with exit 0 something is written, which ``keep_going`` makes of 4 where any model can be fused;
+        with it they are with exit 1, too.
 
     Raises:
         UserError: what a single model raises, with its name, where all fail; ``no-models``, ``output-not-empty`` and
@@ -195,8 +196,9 @@ def _report(options: FuseOptions, tree: Tree, found: Mapping[str, _Result]) -> F
     read = {name: one.interface for name, one in found.items() if one.interface is not None}
     joined = paired(read)
     fits = not any(pair.differences for pair in joined.pairs)
-    code = exit_of([one.exit for one in found.values()], fits=fits, keep_going=options.keep_going)
     entries = tuple(_entry(name, one.became) for name, one in found.items())
+    near = bool(_near(options, entries))
+    code = exit_of([one.exit for one in found.values()], fits=fits, near=near, keep_going=options.keep_going)
     notes = (*(reason.text for reason in joined.alone), *_notes(options, entries, joined))
     report = FolderReport(str(tree.root), None, options.target, entries, joined.pairs, (), notes, 0.0, code)
     if not _writes(options, report) or not targets.get(options.target).lint.own_data:
@@ -215,23 +217,24 @@ def _writes(options: FuseOptions, report: FolderReport) -> bool:
     return not report.exit or (options.keep_going and any(entry.outcome == "match" for entry in report.models))
 
 
-def exit_of(exits: Collection[int], *, fits: bool, keep_going: bool) -> int:
+def exit_of(exits: Collection[int], *, fits: bool, near: bool, keep_going: bool) -> int:
     """The exit of a folder.
 
     Args:
         exits: of its models, each as if it were fused alone with the same options.
         fits: whether the states of each prefill fit its decode.
+        near: whether a model has a near miss and nothing that matches.
         keep_going: whether what can be fused is written whatever else is there.
 
     Returns:
-        1 where a model has it; with `keep_going` the best of all others; else 4 where a model has it or states do not
-        fit, and 3 where all have it.
+        1 where a model has it; with `keep_going` the best of all others; else 4 where a model has it, or beside a 0 one
+        is a near miss or states do not fit; and 3 where all have it.
     """
     if 1 in exits:
         return 1
     if keep_going and 0 in exits:
         return 0
-    if 4 in exits or (0 in exits and not fits):
+    if 4 in exits or (0 in exits and (near or not fits)):
         return 4
     return 0 if 0 in exits else 3
 
@@ -245,16 +248,28 @@ def _outcome(report: FuseReport) -> str:
     return "near-miss" if "near-miss" in statuses else "left out" if statuses else "no site"
 
 
+def _near(options: FuseOptions, entries: Sequence[Entry]) -> list[str]:
+    """The models that have a near miss which was asked for, and nothing that matches."""
+    reports = [(entry.name, entry.report) for entry in entries if entry.outcome == "near-miss"]
+    return [name for name, report in reports if report is not None and any(outcome.blocking(options, report.sites))]
+
+
 def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: Pairing) -> tuple[str, ...]:
     """Why nothing is written where something could be."""
     fine = [entry.name for entry in entries if entry.outcome == "match"]
     if not fine or options.keep_going or options.dry_run:
         return ()
     refused = [entry.name for entry in entries if entry.outcome in ("refused", "failed")]
-    what = f"{', '.join(refused)} cannot be fused" if refused else "the states do not fit"
-    if not refused and not any(pair.differences for pair in joined.pairs):
-        return ()
-    return (f"nothing was written: {what}; give --keep-going to write {', '.join(fine)} all the same",)
+    near = _near(options, entries)
+    what = [
+        *([f"{', '.join(refused)} cannot be fused"] if refused else []),
+        *([f"{', '.join(near)} {'has' if len(near) == 1 else 'have'} near misses alone"] if near else []),
+    ]
+    if not what and any(pair.differences for pair in joined.pairs):
+        what = ["the states do not fit"]
+    more = ", or name what to leave with --skip-sites" if near else ""
+    all_same = f"give --keep-going to write {', '.join(fine)} all the same{more}"
+    return (f"nothing was written: {' and '.join(what)}; {all_same}",) if what else ()
 
 
 def _unwritten(report: FolderReport) -> FolderReport:

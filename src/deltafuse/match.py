@@ -231,10 +231,11 @@ class SiteReport:
 
     Attributes:
         rule: of a site of an ordinary expression, where there may be no match to tell it; else "".
-        nodes: what lies from its operands to its results; some of it may stay, since others read it.
+        nodes: how many lie from its operands to its results, those that read sizes for them among them: the number
+            that stands for the site wherever one does. Some may stay, since others read them.
         emitted: operator -> how many nodes of it stand in the site's place.
-        removed: nodes that go from the file with it: what nothing needs any more. What several sites share goes with
-            the first.
+        removed: how many go from the file with it: what nothing needs any more, what is there for its nodes alone
+            among it. What several sites share goes with the first that needs it.
         inside: the body that it lies in, e.g. ``If_3/then_branch``; "" in the main graph.
         looked: of a site that is no match, what it reads and writes.
     """

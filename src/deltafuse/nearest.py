@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -20,25 +20,36 @@ _READINGS = 4
 _COLUMNS = 2
 
 
-def nearest(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Nearest | None:
+def nearest(
+    setting: Setting,
+    feeds: Mapping[int, Array],
+    ran: Mapping[int, Array],
+    like: Mapping[str, Recurrence],
+    told: Callable[[int], object],
+) -> Nearest | None:
     """The smallest relative difference to the rule and to each neighbour that has the rule's operands.
+
+    Args:
+        setting: of the proof.
+        feeds: what the cut's inputs were.
+        ran: what it made of them.
+        like: further recurrences by their reason code, in place of the neighbour that has it.
+        told: how many recurrences were measured.
 
     Returns:
         None where no value of the cut has the shape of an output.
     """
     pattern = setting.pattern
-    recurrences: dict[str, Recurrence] = {pattern.name: pattern.recurrence, **pattern.neighbours}
-    smallest: dict[str, float] = {}
-    tokens = 0
+    recurrences: dict[str, Recurrence] = {pattern.name: pattern.recurrence, **pattern.neighbours, **like}
     outputs = finite(ran)
     readings = ((one, outputs_like(one, outputs)) for one in assigned(setting, feeds))
-    for assignment, likely in islice((pair for pair in readings if pair[1]), _READINGS):
-        tokens = assignment.sizes["T"]
-        for name, recurrence in recurrences.items():
-            error = _difference(assignment, recurrence, feeds, likely)
-            smallest[name] = min(error, smallest.get(name, np.inf))
-    known = [(name, error) for name, error in smallest.items() if np.isfinite(error)]
-    return Nearest(pattern.name, tokens, tuple(sorted(known, key=lambda pair: pair[1]))) if known else None
+    likely = list(islice((pair for pair in readings if pair[1]), _READINGS))
+    smallest: list[tuple[str, float]] = []
+    for number, (name, recurrence) in enumerate(recurrences.items() if likely else (), 1):
+        smallest.append((name, min(_difference(one, recurrence, feeds, outs) for one, outs in likely)))
+        told(number)
+    known = sorted((pair for pair in smallest if np.isfinite(pair[1])), key=lambda pair: pair[1])
+    return Nearest(pattern.name, likely[-1][0].sizes["T"], tuple(known)) if known else None
 
 
 def outputs_like(assignment: Assignment, outputs: Mapping[int, Array]) -> list[Array]:

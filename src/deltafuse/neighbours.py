@@ -15,11 +15,12 @@ import numpy as np
 
 from deltafuse.draws import Array, Operands
 from deltafuse.nearest import nearest, outputs_like
+from deltafuse.neighbours_chunks import ChunkFault, chunk_fault
 from deltafuse.neighbours_operands import ONES, agreeing, erasing, ones, twice
 from deltafuse.patterns import Recurrence
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, finite
-from deltafuse.rule import run_rule
+from deltafuse.rule import last_tokens, run_rule
 from deltafuse.search import Fit, Screens, Setting, assigned, search
 
 TEXTS.update(
@@ -31,30 +32,61 @@ TEXTS.update(
         "is read, if the delta rule is meant",
         "tokens-dropped": "the output is the rule's for the first {tokens:# token} and zero for later ones: a chunk is "
         "dropped; trace the export with at least as many tokens as are fed, or mend how chunks are counted",
-        "inverse-short": "the last of each {tokens:# token} is not corrected by the others: the triangular inverse of "
-        "a chunk lacks a row; give the inverse as many rows as the chunk has tokens",
+        "tokens-skipped": "the output is zero for the first {tokens:# token} and the rule's from there on, from the "
+        "first state: a chunk is skipped; begin with the first chunk in the model",
         "first-tokens-only": "the output is the rule's for the first {tokens:# token} and something else from there "
         "on; compare how chunks follow each other, and their masks and inverse",
     }
 )
 
 
-def why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
+def why_not(
+    setting: Setting,
+    feeds: Mapping[int, Array],
+    ran: Mapping[int, Array],
+    told: Callable[[int, int], object] = lambda done, of: None,
+) -> Reason:
     """The neighbour of the rule that fits, or that none does; and how far the site is from each.
 
     Of a reading that is not the first one asks whether it is the rule, and what is told is what the first one is.
+
+    Args:
+        setting: of the proof.
+        feeds: what the cut's inputs were.
+        ran: what it made of them.
+        told: how many steps are done, and of how many.
     """
     if not setting.first:
         return _nothing(setting)
-    return replace(_why_not(setting, feeds, ran), nearest=nearest(setting, feeds, ran))
-
-
-def _why_not(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason:
-    for diagnose in (_activated, _plain, _without_beta, _transposed, _prefix, erasing, twice):
-        found = diagnose(setting, feeds, ran)
+    diagnoses = _diagnoses(setting, feeds, ran)
+    first, of = len(diagnoses), len(diagnoses) + len(setting.pattern.neighbours) + 1
+    told(0, of)
+    reason, like = _nothing(setting), dict[str, Recurrence]()
+    for number, diagnose in enumerate(diagnoses, 1):
+        found = diagnose()
+        told(number, of)
         if found is not None:
-            return found
-    return _nothing(setting)
+            reason, like = (found.reason, found.like) if isinstance(found, ChunkFault) else (found, like)
+            break
+    distances = nearest(setting, feeds, ran, like, lambda done: told(min(first + done, of - 1), of))
+    told(of, of)
+    return replace(reason, nearest=distances)
+
+
+def _diagnoses(
+    setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]
+) -> list[Callable[[], Reason | ChunkFault | None]]:
+    """What a site may be instead, likely things first."""
+    screens = Screens(setting, feeds, ran)
+    return [
+        partial(_activated, setting),
+        partial(_plain, setting, screens),
+        partial(chunk_fault, setting, screens, feeds, ran),
+        *(
+            partial(diagnose, setting, feeds, ran)
+            for diagnose in (_without_beta, _transposed, _prefix, _skipped, erasing, twice)
+        ),
+    ]
 
 
 def _nothing(setting: Setting) -> Reason:
@@ -69,7 +101,7 @@ def _nothing(setting: Setting) -> Reason:
     )
 
 
-def _activated(setting: Setting, _feeds: Mapping[int, Array], _ran: Mapping[int, Array]) -> Reason | None:
+def _activated(setting: Setting) -> Reason | None:
     """An activation of inner values that goes back into the site."""
     graph = setting.model.graph
     inside = {value for node in setting.candidate.core for value in graph.node_outputs[node]}
@@ -87,9 +119,8 @@ def _fits(setting: Setting, screens: Screens, recurrence: Recurrence) -> bool:
     return isinstance(fit, Fit) and (fit.final is not None or len(setting.chains) == 1)
 
 
-def _plain(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
+def _plain(setting: Setting, screens: Screens) -> Reason | None:
     """Neighbours with the rule's operands."""
-    screens = Screens(setting, feeds, ran)
     for code, recurrence in setting.pattern.neighbours.items():
         if _fits(setting, screens, recurrence):
             return Reason(code)
@@ -164,10 +195,20 @@ def _prefix(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Arra
         return None
     if not best.found[:, best.tokens :].any():
         return Reason("tokens-dropped", {"tokens": best.tokens})
-    shortened = cast("Callable[..., tuple[Array, Array]] | None", getattr(pattern, "shortened", None))
-    if shortened is not None:
-        size = best.tokens + 1
-        wanted, _ = run_rule(partial(shortened, size=size), best.assignment.read(feeds), best.assignment.preparation())
-        if agreeing(best.found, wanted) == wanted.shape[1]:
-            return Reason("inverse-short", {"tokens": size})
     return Reason("first-tokens-only", {"tokens": best.tokens})
+
+
+def _skipped(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
+    """The rule for some last tokens, and nothing before."""
+    numbers = finite(ran)
+    for assignment in assigned(setting, feeds):
+        for found in outputs_like(assignment, numbers):
+            tokens = int(found.any(axis=(0, 2, 3)).argmax())
+            if not tokens:
+                continue
+            rest = last_tokens(assignment.read(feeds), tokens)
+            with np.errstate(all="ignore"):
+                wanted, _ = run_rule(setting.pattern.recurrence, rest, assignment.preparation())
+            if agreeing(found[:, tokens:], wanted) == wanted.shape[1]:
+                return Reason("tokens-skipped", {"tokens": tokens})
+    return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 from typing import cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from deltafuse.draws import Array, Operands
 from deltafuse.norms import normalise
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.roles import Assignment, assignments, gate_layouts
-from deltafuse.rule import relative, run_rule
+from deltafuse.rule import first_tokens, relative, run_rule
 from deltafuse.search import Setting
 
 TEXTS.update(
@@ -28,12 +28,17 @@ TEXTS.update(
     }
 )
 
+#: A recurrence with a keyword more.
+Variant = Callable[..., tuple[Array, Array]]
+
 #: A root that is not in the graph: ones, in place of an operand that is missing.
 ONES = -1
 #: Fewer or more roots than these are no rule with a vector more.
 _MORE = (4, 8)
 #: See `deltafuse.roles`.
 _SCREEN = 1e-8
+#: Tokens that tell most readings apart.
+_FIRST = 2
 
 
 def ones(setting: Setting, feeds: Mapping[int, Array]) -> Array:
@@ -57,15 +62,13 @@ def agreeing(found: Array, wanted: Array) -> int:
 
 def erasing(setting: Setting, feeds: Mapping[int, Array], ran: Mapping[int, Array]) -> Reason | None:
     """A vector more: a gate on what the delta is read with, or what it is read with itself; maybe a gate on values."""
-    variant = cast("Callable[..., tuple[Array, Array]] | None", getattr(setting.pattern, "erasing", None))
-    if variant is None:
-        return None
-    for root, written in permutations((*setting.roots[1:], 0), 2):
+    variants = cast("Sequence[Variant]", getattr(setting.pattern, "erasing", ()))
+    for root, written in permutations((*setting.roots[1:], 0), 2) if variants else ():
         if root == 0 or not _MORE[0] < len(feeds) - (written != 0) < _MORE[1]:
             continue
         rest = {value: array for value, array in feeds.items() if value not in (root, written)}
         for assignment in _withones(setting, rest):
-            if _erases(setting, assignment, feeds, (root, written), ran, variant):
+            if _erases(setting, assignment, feeds, (root, written), ran, variants):
                 return Reason("erase-per-channel", {"value": setting.model.graph.name(root)})
     return None
 
@@ -83,7 +86,7 @@ def _erases(
     feeds: Mapping[int, Array],
     extra: tuple[int, int],
     ran: Mapping[int, Array],
-    variant: Callable[..., tuple[Array, Array]],
+    variants: Sequence[Variant],
 ) -> bool:
     """Whether a vector, with or without the key, is what the delta is read with.
 
@@ -93,7 +96,7 @@ def _erases(
         feeds: of all roots.
         extra: the vector, and the gate on values (0 for none).
         ran: what the cut made of it.
-        variant: the rule with a keyword ``erase``.
+        variants: the rule, and what else reads the delta with a vector, each with a keyword ``erase``.
     """
     root, written = extra
     key, value, sizes = assignment.values["key"], assignment.values["value"], assignment.sizes
@@ -112,18 +115,24 @@ def _erases(
         normalise(array, norms[one].kind, norms[one].eps) if one in norms else array
         for one, array in zip((root, key), vectors, strict=True)
     )
-    for erase in (vector * plain, vector):
+    for erase, variant in product((vector * plain, vector), variants):
         repeated = np.repeat(erase, sizes["H"] // sizes["N"], axis=2)
-        wanted, _ = run_rule(partial(variant, erase=repeated), operands, assignment.preparation())
-        if _explains(assignment, wanted, ran):
+        # Nearly all are told by their first tokens.
+        for tokens in (_FIRST, None):
+            reading = partial(variant, erase=repeated[:, :tokens])
+            wanted, _ = run_rule(reading, first_tokens(operands, tokens), assignment.preparation())
+            if not _explains(assignment, wanted, ran):
+                break
+        else:
             return True
     return False
 
 
 def _explains(assignment: Assignment, wanted: Array, ran: Mapping[int, Array]) -> bool:
-    """Whether some value of the cut is an output."""
+    """Whether some value of the cut is an output, as far as that is given."""
+    tokens = wanted.shape[1]
     return any(
-        agreeing(layouts.unpack(array, layout, "BTHV", assignment.sizes), wanted) == wanted.shape[1]
+        agreeing(layouts.unpack(array, layout, "BTHV", assignment.sizes)[:, :tokens], wanted) == tokens
         for array in ran.values()
         if np.isfinite(array).all()
         for layout, _ in layouts.fits(layouts.OUTPUTS, array.shape, assignment.sizes)

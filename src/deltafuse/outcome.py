@@ -44,12 +44,17 @@ def exit_code(options: FuseOptions, sites: Sequence[SiteReport]) -> int:
         return 3
     if "fused" not in statuses:
         return 4
-    blocked = any(_blocking(options, sites)) or (options.strict and any(site.notes for site in sites))
+    blocked = any(blocking(options, sites)) or (options.strict and any(site.notes for site in sites))
     return 4 if blocked and not options.keep_going else 0
 
 
-def _blocking(options: FuseOptions, sites: Sequence[SiteReport]) -> Iterator[str]:
-    """Names of the sites that keep the others from being written."""
+def blocking(options: FuseOptions, sites: Sequence[SiteReport]) -> Iterator[str]:
+    """Names of the sites that keep the others from being written.
+
+    Args:
+        options: what was asked for.
+        sites: of one model.
+    """
     for site in sites:
         # What only resembles an ordinary expression is left as it is and keeps nothing from being written, and so is
         # one that was not asked for.
@@ -65,7 +70,7 @@ def unwritten(options: FuseOptions, sites: Sequence[SiteReport]) -> tuple[str, .
         return ()
     if exit_code(options, sites) == 0:
         return ("nothing was written: no output was given",) if options.output is None and not options.dry_run else ()
-    names = list(_blocking(options, sites))
+    names = list(blocking(options, sites))
     if names:
         return (
             f"nothing was written: {fine} of {number(len(sites), 'site')} can be fused and {some(names)} cannot; "

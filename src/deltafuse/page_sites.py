@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deltafuse import splice
+from deltafuse import region, splice
 from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.match import Match, Plan, Role, SiteReport
 from deltafuse.page_nodes import emitted_document, types_of
 from deltafuse.page_pictures import Pictures
 from deltafuse.probing import tensor_text
-from deltafuse.reasons import Nearest, compared_with
+from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import OUTPUTS, ROLES, role_document, site_document
 from deltafuse.tables import status_text
 from deltafuse.tables_sites import recurrence_text
@@ -32,7 +32,6 @@ def lines(reports: Sequence[SiteReport]) -> list[Document]:
             "form": site.match.form if site.match else "",
             "op": site.op or "",
             "nodes": site.nodes,
-            "removed": site.removed,
             "added": site.added,
             "reason": "" if site.reason is None else site.reason.code,
         }
@@ -68,7 +67,7 @@ def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pic
         norms = {"query": site.match.query_norm, "key": site.match.key_norm}
         document["norms"] = [[name, norm.kind, norm.eps] for name, norm in norms.items() if norm is not None]
     if site.reason is not None and site.reason.nearest is not None:
-        document["nearest"] = _nearest(site.reason.nearest)
+        document["nearest"] = _nearest(site.reason.nearest, site.reason.code)
     if plan is not None:
         document |= _planned(evidence, site, plan, pictures)
     if site.looked:
@@ -84,14 +83,14 @@ def _before(evidence: Evidence, site: SiteReport, pictures: Pictures) -> Documen
         # What is drawn is the main graph.
         return None
     if match is not None:
-        nodes = splice.between(graph, match, evidence.kinds)
+        nodes = region.between(graph, match, evidence.kinds)
         ends = [{name: role.value for name, role in some(match).items()} for some in (_operands, _results)]
         return pictures.before(site.name, nodes, *ends)
     candidate = evidence.candidates.get(site.name)
     if candidate is None:
         return None
     ends = _numbered("input", candidate.roots), _numbered("output", candidate.frontier)
-    return pictures.before(site.name, candidate.nodes, *ends)
+    return pictures.before(site.name, region.looked_at(graph, candidate), *ends)
 
 
 def _numbered(what: str, values: Sequence[int]) -> dict[str, int]:
@@ -130,5 +129,6 @@ def _new(evidence: Evidence, plan: Plan | ExpressionPlan) -> Iterator[tuple[int,
             yield value, axis, size
 
 
-def _nearest(nearest: Nearest) -> Document:
-    return {"rule": nearest.rule, "tokens": nearest.tokens, "differences": list(compared_with(nearest))}
+def _nearest(nearest: Nearest, code: str) -> Document:
+    differences = list(compared_with(nearest))
+    return {"said": nearest_text(nearest, code), "tokens": nearest.tokens, "differences": differences}

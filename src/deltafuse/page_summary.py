@@ -59,7 +59,7 @@ def nodes_text(report: FuseReport) -> str:
     """How many there were and are, and how many went and came with the sites."""
     text = f"{report.nodes_before:,} before, {report.nodes_after:,} after"
     gone, came = sum(site.removed for site in report.sites), sum(site.added for site in report.sites)
-    return f"{text}: {gone:,} removed and {came:,} added with the sites" if gone or came else text
+    return f"{text}: {gone:,} go and {came:,} come with the sites" if gone or came else text
 
 
 def weights(heads: Iterable[TensorHead]) -> str:

@@ -39,7 +39,8 @@ class Pattern(Protocol):
         texts: reason code -> text, for the neighbours: what is the matter, a semicolon, what to do.
 
     A file may define ``formula`` too: the recurrence as text, in which ``{query}``, ``{out}`` and the other roles and
-    ``{scale}`` stand for what a site calls them.
+    ``{scale}`` stand for what a site calls them; and ``in_chunks``: that it is a delta rule with one update a token, so
+    that what goes wrong in chunks of it is that of `deltafuse.chunk_faults`.
     """
 
     name: str

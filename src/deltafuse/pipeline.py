@@ -141,11 +141,12 @@ def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, repor
 def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
     files: list[str] = []
     for searched, part in zip(found.graphs, draft.parts, strict=True):
-        model, shapes = searched.scope.model, searched.scope.shapes
+        scope = searched.scope
+        model, shapes = scope.model, scope.shapes
         ordinary = [plan for plan in part.plans if isinstance(plan, ExpressionPlan)]
         rules = [plan for plan in part.plans if not isinstance(plan, ExpressionPlan)]
-        files += extract_sites(folder, model, shapes, rules)
-        files += extract_expressions(folder, model, shapes, ordinary)
+        files += extract_sites(folder, model, scope.kinds, shapes, rules)
+        files += extract_expressions(folder, model, scope.kinds, shapes, ordinary)
     return tuple(files)
 
 
@@ -217,11 +218,8 @@ def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: _Found) -> tu
         plans = [(*first, *ordinary) for (first, _), (ordinary, _) in zip(proven, expressions, strict=True)]
         # What was refused after all does nothing to the file.
         outlined = forecast.outline(scopes, plans)
-    reports = [
-        replace(report, inside=one.scope.model.place, looked=() if report.match else one.looked(report.name))
-        for one, (_, first), (_, others) in zip(graphs, proven, expressions, strict=True)
-        for report in (*first, *others)
-    ]
+    told = zip(graphs, proven, expressions, strict=True)
+    reports = [report for one, (_, first), (_, others) in told for report in one.told((*first, *others))]
     return drafting.draft(chosen, scopes, outlined, plans, reports)
 
 
@@ -245,13 +243,13 @@ def _prove_plans(
             errors[key] = prove_emitted(plan, trial, worker, opset, tokens, options.batch, target.file)
         error = errors[key]
         if isinstance(error, Reason):
-            reports.append(SiteReport(match.name, "refused", match, None, error, (), len(match.nodes)))
+            reports.append(SiteReport(match.name, "refused", match, None, error))
             continue
         match = replace(match, proof=replace(match.proof, emitted_error=error))
         plans.append(replace(plan, match=match))
         notes = (*match.notes, *plan.notes, *notes_on.of(match, plan.pins))
         told = emitted_of(plan.nodes)
-        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, len(match.nodes), emitted=told))
+        reports.append(SiteReport(match.name, "fused", match, plan.op, None, notes, emitted=told))
     return plans, reports
 
 

@@ -85,14 +85,14 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
         )
     option = _left_out(options, site)
     if option:
-        return SiteReport(site.name, "match", site, None, left_out(option, site.form), site.notes, len(site.nodes))
+        return SiteReport(site.name, "match", site, None, left_out(option, site.form), site.notes)
     plan = Reason("opset-old", {"opset": opset, "least": LEAST}) if opset < LEAST else _out_of_range(options, site)
     if plan is None:
         plan = target.plan(site, target_options(options, pinned_tokens(options, site.dims.tokens), opset))
     if site.one_sequence and isinstance(plan, Plan) and (options.batch > 1 or not plan.pins):
         plan = Reason("batch-one-only")
     if isinstance(plan, Reason):
-        return SiteReport(site.name, "refused", site, None, plan, site.notes, len(site.nodes))
+        return SiteReport(site.name, "refused", site, None, plan, site.notes)
     return plan
 
 

@@ -83,6 +83,9 @@ class Outlook:
     def retract(self) -> None:
         """What was expected does not hold."""
 
+    def measured(self, done: int, of: int) -> None:
+        """It is not the rule: so many steps are done of those that tell what it is instead."""
+
 
 def prove(
     model: Model,
@@ -153,7 +156,7 @@ def _prove_on(setting: Setting, bench: Bench, outlook: Outlook) -> Proven | Reas
     if odd is not None:
         guard = find_guard_between(setting, bench.cut.inputs, bench.cut.outputs)
         piecewise = guard is not None and guard.code == "piecewise"
-        return guard if guard is not None and piecewise else why_not(setting, odd.feeds, odd.ran)
+        return guard if guard is not None and piecewise else why_not(setting, odd.feeds, odd.ran, outlook.measured)
     if stuck is not None:
         return stuck
     shape = " x ".join(map(str, bench.shapes[gate]))

@@ -14,8 +14,12 @@ from deltafuse.wording import number, plural
 #: ``{count:# node}``, or ``{count:# node differs|nodes differ}``: of one it is "1 node".
 TEXTS: dict[str, str] = {}
 _BEFORE_FIX = "; "
+#: Code of what has no name.
+_UNTOLD = "not-the-rule"
 #: Differences to neighbours that are told.
 _NEAREST = 5
+#: Up to here two recurrences are the same.
+_SAME = 1e-8
 _COUNTED = re.compile(r"\{(\w+):# ([^}|]+)\|?([^}]*)\}")
 
 
@@ -101,3 +105,20 @@ def compared_with(nearest: Nearest) -> Iterator[tuple[str, str, float]]:
         name: plain(TEXTS.get(name, "").rpartition(_BEFORE_FIX)[0]) for name in others
     }
     return ((name, told[name], error) for name, error in nearest.differences if name in told)
+
+
+def nearest_text(nearest: Nearest, code: str) -> str:
+    """What the smallest difference says of a near miss.
+
+    Args:
+        nearest: what it was measured against.
+        code: of its reason.
+    """
+    name, error = nearest.differences[0]
+    if name == code:
+        return f"it is the neighbour {name} of {nearest.rule}, with a difference of {error:.1e}"
+    if code == _UNTOLD:
+        return f"no neighbour with the rule's operands fits; the smallest difference is {error:.1e}"
+    if error < _SAME:
+        return f"it is what {code} says; a value inside is that of {name}, with a difference of {error:.1e}"
+    return f"it is what {code} says; of the rule and the neighbours with its operands none is nearer than {error:.1e}"

@@ -8,11 +8,15 @@ from itertools import chain
 import numpy as np
 
 from deltafuse.classes import Kind
+from deltafuse.expression_match import ExpressionMatch
 from deltafuse.finder import Candidate
 from deltafuse.graph import Graph
+from deltafuse.match import Match
 from deltafuse.ragged import Numbers
 
 _TOP = -1
+#: What reads the size of a value.
+_SIZED = ("Shape", "Size")
 
 
 class _Tree:
@@ -107,6 +111,47 @@ def needed_roots(graph: Graph, nodes: Iterable[int], roots: Iterable[int]) -> di
         if found:
             needed.update({value: found for value in graph.node_outputs[node] if value not in needed})
     return needed
+
+
+def between(graph: Graph, match: Match | ExpressionMatch, kinds: bytearray) -> list[int]:
+    """The nodes of a site: what computes its results from its operands, and the Shape nodes that it reads.
+
+    What only comes before an operand, and is asked for its size, is not among them.
+    """
+    reached = {role.value for role in match.operands()}
+    found: list[int] = []
+    for node in _behind(graph, kinds, reached, [role.value for role in match.results()]):
+        depends = not reached.isdisjoint(graph.reads(node))
+        if depends:
+            reached.update(value for value in graph.node_outputs[node] if value)
+        if depends or all(kinds[value] != Kind.DATA for value in graph.node_outputs[node] if value):
+            found.append(node)
+    return found
+
+
+def _behind(graph: Graph, kinds: bytearray, starts: Iterable[int], ends: Iterable[int]) -> list[int]:
+    """The nodes that some values are computed by, back to others and to those that read sizes of data, ascending.
+
+    Before such a size, nothing belongs to a site; there may be all layers before it.
+    """
+    seen, nodes, stack = {0, *starts}, set[int](), [*ends]
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = graph.producer[value]
+        if node >= 0 and node not in nodes:
+            nodes.add(node)
+            read = graph.reads(node)
+            if graph.standard[node] not in _SIZED or kinds[read[0]] != Kind.DATA:
+                stack += read
+    return sorted(nodes)
+
+
+def looked_at(graph: Graph, candidate: Candidate) -> list[int]:
+    """The nodes of a site that is no match, the Shape nodes that it reads among them."""
+    return [*(graph.producer[size] for size, _ in candidate.sizes), *candidate.nodes]
 
 
 def dead_nodes(graph: Graph, replaced: Sequence[int], kept: Sequence[int]) -> Numbers:

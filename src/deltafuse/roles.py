@@ -172,7 +172,7 @@ class Screen:
     """
 
     def __init__(self, assignment: Assignment, feeds: Mapping[int, Array], outputs: Mapping[int, Array]) -> None:
-        self._assignment = assignment
+        self.assignment = assignment
         self._feeds = feeds
         self._outputs = outputs
         width = assignment.sizes["V"]
@@ -184,14 +184,24 @@ class Screen:
         ]
 
     @np.errstate(all="ignore")
+    def beginning(self, recurrence: Recurrence, count: int = 1) -> list[list[tuple[int, str]]]:
+        """The outputs, each with a layout, whose first tokens a recurrence reproduces.
+
+        Args:
+            recurrence: gives one output, or several along a first axis.
+            count: how many it gives.
+        """
+        if not self._readings:
+            return [[]] * count
+        few, _ = run_rule(recurrence, self._few, self.assignment.preparation())
+        close = (_scales(self._first, wanted) != 0.0 for wanted in np.reshape(few, (count, -1)))
+        return [[self._readings[place] for place in np.flatnonzero(found)] for found in close]
+
+    @np.errstate(all="ignore")
     def explain(self, recurrence: Recurrence) -> Explained | None:
         """The outputs that the recurrence reproduces; None where nothing is its output."""
-        of, how = self._assignment, self._assignment.preparation()
-        if not self._readings:
-            return None
-        few, _ = run_rule(recurrence, self._few, how)
-        close = _scales(self._first, few.ravel()) != 0.0
-        likely = [reading for reading, is_close in zip(self._readings, close.tolist(), strict=True) if is_close]
+        of, how = self.assignment, self.assignment.preparation()
+        (likely,) = self.beginning(recurrence)
         if not likely:
             return None
         out, final = run_rule(recurrence, project(of.read(self._feeds), self._projection), how)
@@ -215,7 +225,7 @@ class Screen:
 
     @cached_property
     def _few(self) -> Operands:
-        return first_tokens(project(self._assignment.read(self._feeds), self._projection), _FIRST)
+        return first_tokens(project(self.assignment.read(self._feeds), self._projection), _FIRST)
 
     @cached_property
     def _first(self) -> Array:
@@ -223,7 +233,7 @@ class Screen:
         return np.stack([self._output(*reading, _FIRST).ravel() for reading in self._readings])
 
     def _output(self, value: int, layout: str, tokens: int | None = None) -> Array:
-        plain = layouts.unpack(self._outputs[value], layout, "BTHV", self._assignment.sizes)
+        plain = layouts.unpack(self._outputs[value], layout, "BTHV", self.assignment.sizes)
         return plain[:, :tokens] @ self._projection
 
 

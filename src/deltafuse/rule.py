@@ -59,12 +59,21 @@ def project(operands: Operands, matrix: Array) -> Operands:
     return replace(operands, value=operands.value @ matrix, state=operands.state @ matrix)
 
 
-def first_tokens(operands: Operands, count: int) -> Operands:
-    """The rule is causal: a few tokens tell most assignments apart."""
+def first_tokens(operands: Operands, count: int | None) -> Operands:
+    """The rule is causal: a few tokens tell most assignments apart; None for all."""
+    return _tokens(operands, slice(count))
+
+
+def last_tokens(operands: Operands, start: int) -> Operands:
+    """Without those before some token: what a rule that begins there is given."""
+    return _tokens(operands, slice(start, None))
+
+
+def _tokens(operands: Operands, taken: slice) -> Operands:
     return replace(
         operands,
-        query=operands.query[:, :count], key=operands.key[:, :count], value=operands.value[:, :count],
-        g=operands.g[:, :count], beta=operands.beta[:, :count],
+        query=operands.query[:, taken], key=operands.key[:, taken], value=operands.value[:, taken],
+        g=operands.g[:, taken], beta=operands.beta[:, taken],
     )  # fmt: skip
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deltafuse import outcome, patterns, splice
+from deltafuse import outcome, patterns, region
 from deltafuse.clock import Clock
 from deltafuse.enclosed import Enclosed, enter, held_bodies, mentions
 from deltafuse.expression_sites import ExpressionSites, find_expressions
 from deltafuse.expressions import Expression
 from deltafuse.finder import Candidate, Finder
 from deltafuse.lowered import written_by_lower
-from deltafuse.match import Looked, Match, NoMatch
+from deltafuse.match import Looked, Match, NoMatch, SiteReport
+from deltafuse.options import Progress
 from deltafuse.patterns import Pattern
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
@@ -24,6 +25,9 @@ from deltafuse.wiring import Wirings
 _SEEN = "inside."
 #: That something is there which may be a rule, the vaguest last.
 _INSIDE = ("inside-call", "inside-unproven", "inside-body")
+
+
+_STAGE = "finding and proving"
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,20 @@ class Searched:
         """Of the sites in this graph alone."""
         return [site.name for site in (*self.sites, *self.expressions.sites)]
 
-    def looked(self, name: str) -> tuple[Looked, ...]:
+    def told(self, reports: Iterable[SiteReport]) -> Iterator[SiteReport]:
+        """Reports of its sites with where they lie: the body, the nodes of a match, the ends of what is none."""
+        known: dict[tuple[str, bytes], int] = {}
+        for report in reports:
+            match, inside = report.match, self.scope.model.place
+            if match is None:
+                yield replace(report, inside=inside, looked=self._looked(report.name))
+                continue
+            alike = (match.rule, match.class_key)
+            if alike not in known:
+                known[alike] = len(region.between(self.scope.model.graph, match, self.scope.kinds))
+            yield replace(report, inside=inside, nodes=known[alike])
+
+    def _looked(self, name: str) -> tuple[Looked, ...]:
         """What a candidate reads and writes; () where there is none of that name."""
         candidate, graph, shapes = self.candidates.get(name), self.scope.model.graph, self.scope.shapes
         ends = () if candidate is None else (("input", candidate.roots), ("output", candidate.frontier))
@@ -77,6 +94,41 @@ class Searched:
         rules = any(isinstance(site, Match) or not site.near_miss for site in self.sites)
         ordinary = any(not isinstance(site.outcome, Reason) for site in self.expressions.sites)
         return rules or ordinary or any(body.proves() for body in self.inner)
+
+
+class _Proofs:
+    """Shows how far one search is: what counts as done is what is proven.
+
+    Attributes:
+        candidates: whose proofs began.
+    """
+
+    def __init__(self, progress: Progress, finder: Finder) -> None:
+        self.candidates: list[Candidate] = []
+        self._progress = progress
+        self._finder = finder
+
+    def begin(self, candidate: Candidate) -> None:
+        """This one is proven next."""
+        self.candidates.append(candidate)
+        self._show()
+
+    def end(self) -> None:
+        """All are proven, or are no rule."""
+        self._progress.advance(len(self._finder.places), len(self._finder.places))
+
+    def measured(self, done: int, of: int) -> None:
+        """It is no rule, and what it is instead takes a while."""
+        if not done:
+            self._progress.start(f"measuring what {self.candidates[-1].name} is instead")
+        self._progress.advance(done, of)
+        if done == of:
+            self._progress.start(_STAGE)
+            self._show()
+
+    def _show(self) -> None:
+        self._progress.advance(len(self.candidates) - 1, len(self._finder.places))
+        self._progress.note(self.candidates[-1].name)
 
 
 @dataclass(frozen=True)
@@ -119,26 +171,27 @@ class Search:
         anchors: dict[str, int] = {}
         wirings: Wirings | None = None
         for family in patterns.families(self.recurrences):
-            with self.clock.stage("finding and proving"):
+            with self.clock.stage(_STAGE):
                 finder = Finder(model, kinds, shapes, family[0], tuple(candidates), names, wirings)
                 wirings = finder.wirings
-
-                def advance(candidate: Candidate, finder: Finder = finder, before: int = len(candidates)) -> None:
-                    candidates.append(candidate)
-                    self.clock.progress.advance(len(candidates) - before, len(finder.places))
+                proofs = _Proofs(self.clock.progress, finder)
 
                 def foresee(likely: Sequence[Site], before: Sequence[Site] = tuple(sites)) -> None:
                     if self.foresee is not None and not (model.place or self.ordinary):
                         self.foresee(scope, [*before, *likely])
 
-                more, proven = prove_sites(model, kinds, shapes, family, self.worker, finder, advance, foresee)
+                more, proven = prove_sites(
+                    model, kinds, shapes, family, self.worker, finder, proofs.begin, foresee, proofs.measured
+                )
+                proofs.end()
+                candidates += proofs.candidates
                 if not sites:
                     anchors[finder.anchors_are] = finder.anchors_seen()
             sites += outcome.worth_telling(more, family, sites, inside=bool(model.place))
             trials.update(proven)
-        with self.clock.stage("finding and proving"):
+        with self.clock.stage(_STAGE):
             matches = [site for site in sites if self.ordinary and isinstance(site, Match)]
-            taken = {node for match in matches for node in splice.between(model.graph, match, kinds)}
+            taken = {node for match in matches for node in region.between(model.graph, match, kinds)}
             expressions = find_expressions(
                 model, kinds, shapes, self.ordinary, taken, self.worker, self.clock.progress, names
             )
@@ -187,7 +240,7 @@ class Search:
         """Nodes whose bodies may hold a rule or an expression, and that are part of no match."""
         model, holders = found.scope.model, held_bodies(found.scope.model.graph)
         matches = [site for site in found.sites if holders and isinstance(site, Match)]
-        taken = {node for match in matches for node in splice.between(model.graph, match, found.scope.kinds)}
+        taken = {node for match in matches for node in region.between(model.graph, match, found.scope.kinds)}
         words = {op for rule in self.recurrences for op in (*rule.anchors, *rule.contractions)}
         words |= {op.rpartition(".")[2] for rule in self.ordinary for op in rule.anchors}
         words |= {name for _, name in model.local_functions} if model.functions else set()

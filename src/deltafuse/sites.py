@@ -40,11 +40,13 @@ def prove_sites(
     finder: Finder,
     advance: Callable[[Candidate], None],
     foresee: Callable[[Sequence[Site]], object] | None = None,
+    measured: Callable[[int, int], object] | None = None,
 ) -> tuple[tuple[Site, ...], dict[bytes, Trial]]:
     """Proves candidates in order; sites whose cuts and cut inputs are equal share one proof.
 
     A candidate is the first of some rules that it is proven to be. Each output of a proven site is told to `shapes`,
-    so that the sizes behind it are known for the next site. `foresee` is told what all sites are likely to be.
+    so that the sizes behind it are known for the next site. `advance` is told what is proven next, `foresee` what all
+    sites are likely to be, `measured` how far it is known what one is that is not the rule.
 
     Returns:
         The sites, and by class key the trial that each class was proven with.
@@ -67,7 +69,7 @@ def prove_sites(
         if foresee is not None:
             foresee([*sites, *likely])
 
-    ahead = Lookahead(finder, shapes, settle, follow)
+    ahead = Lookahead(finder, shapes, settle, follow, measured)
     for own in ahead:
         advance(own.candidate)
         seen.update(own.candidate.core)
@@ -151,17 +153,18 @@ def _site(
     outcome: Proven | Reason,
     key: bytes,
 ) -> Site:
+    count = len(region.looked_at(model.graph, candidate))
     if isinstance(outcome, Reason):
         near_miss = outcome.code not in prover.REFUSALS
-        return NoMatch(candidate.name, outcome, near_miss=near_miss, nodes=len(candidate.nodes))
+        return NoMatch(candidate.name, outcome, near_miss=near_miss, nodes=count)
     roots = tuple(outcome.assignment.values.values())
     if not region.convex(model.graph, roots, outcome.out, outcome.final_state):
-        return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=len(candidate.nodes))
+        return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=count)
     match = _match(model, kinds, shapes, pattern, candidate, outcome, key)
     untyped = [role.name for role in (*match.operands(), *match.results()) if not role.dtype]
     if untyped:
         reason = Reason("cut-type-unknown", {"value": untyped[0]})
-        return NoMatch(candidate.name, reason, near_miss=False, nodes=len(candidate.nodes))
+        return NoMatch(candidate.name, reason, near_miss=False, nodes=count)
     return match
 
 

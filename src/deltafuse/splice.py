@@ -10,16 +10,17 @@ import onnx
 
 from deltafuse import aliases, region
 from deltafuse.adjusting import Adjustments, adapted
-from deltafuse.classes import Kind
 from deltafuse.edits import Changes, Insertion
 from deltafuse.errors import InternalError
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.graph import Graph
 from deltafuse.match import Match, Plan
-from deltafuse.probe import backward_slice
 from deltafuse.reasons import Reason
 
 Removed = tuple[tuple[str, tuple[int, ...]], ...]
+#: Of a node that no site needs.
+_NONE = -1
+
 AnyPlan = Plan | ExpressionPlan
 AnyMatch = Match | ExpressionMatch
 
@@ -100,8 +101,8 @@ def _renumbered(changes: Changes, order: Sequence[int]) -> Changes:
 def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     """The nodes that nothing needs once the sites are fused, by site.
 
-    What several sites share (exporters share constants and shape arithmetic between layers) counts to the first. What
-    a body reads of the graph around it stays.
+    What several sites share (exporters share constants and shape arithmetic between layers) counts to the first that
+    needs it. What a body reads of the graph around it stays.
     """
     dead = region.dead_nodes(
         graph,
@@ -111,30 +112,16 @@ def removed_by(graph: Graph, plans: Sequence[AnyPlan]) -> Removed:
     # The nodes of a recurrence's match reach beyond its results, those of an expression's do not.
     numbered = [*enumerate(plans)]
     exact = [(index, plan) for index, plan in numbered if isinstance(plan, ExpressionPlan)]
-    owner = np.zeros(len(graph.op), np.int32)
+    owner = np.full(len(graph.op), _NONE, np.int32)
     for index, plan in (*reversed(numbered), *exact):
         owner[list(plan.match.nodes)] = index
     gone = dead[dead >= graph.outer]
+    loose: list[int] = gone[owner[gone] == _NONE].tolist()
+    for node in reversed(loose):
+        readers = {owner.item(reader) for value in graph.node_outputs[node] for reader in graph.consumers[value]}
+        owner[node] = min(readers - {_NONE}, default=0)
     owners = owner[gone]
     return tuple((plan.match.name, tuple(gone[owners == index].tolist())) for index, plan in enumerate(plans))
-
-
-def between(graph: Graph, match: AnyMatch, kinds: bytearray) -> list[int]:
-    """The nodes that compute a site's results from its operands, and the Shape nodes that it reads.
-
-    What only comes before an operand, and is asked for its size, is not among them.
-    """
-    starts = [role.value for role in match.operands()]
-    sizes = match.sizes if isinstance(match, Match) else ()
-    reached, found = set(starts), [graph.producer[size] for size in sizes]
-    # Before a size, nothing belongs to the site; there may be all layers before it.
-    for node in backward_slice(graph, [*sizes, *starts], [role.value for role in match.results()])[0]:
-        depends = not reached.isdisjoint(graph.reads(node))
-        if depends:
-            reached.update(value for value in graph.node_outputs[node] if value)
-        if depends or all(kinds[value] != Kind.DATA for value in graph.node_outputs[node] if value):
-            found.append(node)
-    return found
 
 
 def stuck(graph: Graph, plans: Sequence[AnyPlan], removed: Removed) -> dict[str, int]:

@@ -79,8 +79,8 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
 
 
 def nodes_text(site: SiteReport) -> str:
-    """``2560 to 43``: nodes that go with a site and that come in its place; of one that stays, how many it has."""
-    return f"{site.removed} to {site.added}" if site.op else str(site.nodes)
+    """``2488 to 43``: nodes that a site has and that come in its place; of one that stays, how many it has."""
+    return f"{site.nodes} to {site.added}" if site.op else str(site.nodes)
 
 
 def status_text(site: SiteReport) -> Text:

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
 from deltafuse.probing import tensor_text
-from deltafuse.reasons import Nearest, compared_with
+from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
 from deltafuse.tables import dims_text, norm_text, status_text, valid_text
 from deltafuse.tables_fit import hanging
@@ -23,8 +23,6 @@ from deltafuse.wording import number
 _LAYER = re.compile(r"layers?\.\d+")
 #: Stands for a state that is not there.
 _ZERO = "0"
-#: Why other nodes go than those between operands and results.
-_GOES = "what others need stays, what nothing else needs goes too, what several sites share goes with the first"
 #: Of token counts beyond those that are proven: no other was tried, or none differs.
 _NO_FAULT = "no fault found"
 
@@ -53,10 +51,10 @@ def _headline(site: SiteReport) -> Text:
 
 
 def _becomes(site: SiteReport) -> str:
-    """``2560 nodes become 43 with ChunkGatedDeltaRule``; of a site that stays, how many it has."""
+    """``2488 nodes become 43 with ChunkGatedDeltaRule``; of a site that stays, how many it has."""
     if not site.op:
         return number(site.nodes, "node")
-    return f"{number(site.removed, 'node')} {'becomes' if site.removed == 1 else 'become'} {site.added} with {site.op}"
+    return f"{number(site.nodes, 'node')} {'becomes' if site.nodes == 1 else 'become'} {site.added} with {site.op}"
 
 
 def _facts(site: SiteReport) -> Iterator[Text]:
@@ -85,8 +83,7 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
     for site in report.sites:
         if site.name in chosen:
             screen.print(Text(site.name, style="bold"))
-            alone = any(other.reason is not None and other.reason.code == "left-out" for other in report.sites)
-            for line in detail_lines(site, formulas, alone=alone):
+            for line in detail_lines(site, formulas):
                 screen.print(hanging(f"  {line}", screen.width))
     if any(site.name in chosen and site.reason is not None and site.reason.nearest for site in report.sites):
         screen.print("next: --html FILE draws what was looked at")
@@ -94,12 +91,9 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
         screen.print(hanging(line, screen.width))
 
 
-def detail_lines(site: SiteReport, formulas: Mapping[str, str], *, alone: bool = False) -> Iterator[str]:
-    """One site in detail, a fact a line; `alone` where others are left out, whose nodes it may share."""
-    yield f"status: {status_text(site)}, {_becomes(site)}{', the other sites left as they are' if alone else ''}"
-    if site.op:
-        gone = number(site.removed, "goes", "go")
-        yield f"nodes: {site.nodes} from its operands to its results; {gone} from the file: {_GOES}"
+def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]:
+    """One site in detail, a fact a line."""
+    yield f"status: {status_text(site)}, {_becomes(site)}"
     if site.match is not None:
         yield from _known(site.match)
         text = recurrence_text(site.match, formulas.get(site.match.rule, ""))
@@ -121,11 +115,7 @@ def _distances(nearest: Nearest | None, code: str) -> Iterator[str]:
     """How far a near miss is from the rule and from what is like it."""
     if nearest is None:
         return
-    first, error = nearest.differences[0]
-    if first == code:
-        yield f"it is the neighbour {first} of {nearest.rule}, with a difference of {error:.1e}"
-    else:
-        yield f"no neighbour with the rule's operands fits; the smallest difference is {error:.1e}"
+    yield nearest_text(nearest, code)
     yield f"smallest relative differences over {number(nearest.tokens, 'token')}:"
     for name, what, error in compared_with(nearest):
         yield f"  {error:.1e}  {name}: {what}"

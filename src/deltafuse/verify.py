@@ -251,15 +251,17 @@ def _sites(
     known: dict[bytes, SiteVerdict] = {}
     sites: list[SiteVerdict] = []
     pairs: list[Pair] = []
+    of = len(difference.regions) + len(difference.expressions)
     settings.progress.start("running sites")
-    for index, region in enumerate(difference.regions):
+    for region in difference.regions:
         pair = cut_pair(before, after, region)
         sites.append(_verdict(pair, site_name(after.graph, region), worker, known, partial(judge, close=close)))
         pairs += [pair] if isinstance(pair, Pair) else []
-        settings.progress.advance(index + 1, len(difference.regions))
+        settings.progress.advance(len(sites), of)
     for region in difference.expressions:
         pair = cut_expression(before, after, region)
         sites.append(_verdict(pair, site_name(after.graph, region), worker, known, judge_expression))
+        settings.progress.advance(len(sites), of)
     # A node that is equal once copies are seen through needs no run.
     sites += [SiteVerdict(f"copy {copy}", "equal", 0.0, None, 0, ()) for copy in difference.copies]
     return tuple(sites), tuple(pairs)

@@ -5,7 +5,7 @@ function siteLine(line, index, fill) {
   const part = (text, kind) => (text ? el("span", { class: kind }, text) : null);
   const summary = el("summary", {},
     part(line.name, "path"), part(line.status, `status ${line.status.replace(" ", "-")}`), part(line.op, "path"),
-    part([line.rule, line.form].filter(Boolean).join(", "), "soft"), part(line.op ? becomes(line.removed, line.added) : count(line.nodes, "node"), "soft"),
+    part([line.rule, line.form].filter(Boolean).join(", "), "soft"), part(line.op ? becomes(line.nodes, line.added) : count(line.nodes, "node"), "soft"),
     line.reason ? el("code", {}, line.reason) : null);
   const site = el("details", { class: "site", id: `site-${index}`, ontoggle: () => {
     if (!site.open || site.dataset.filled) return;
@@ -15,9 +15,9 @@ function siteLine(line, index, fill) {
   return site;
 }
 
-/** How many nodes go from the file with a site, and how many come in its place. */
-function becomes(removed, added) {
-  return `${count(removed, "node")} become${removed === 1 ? "s" : ""} ${added.toLocaleString("en")}`;
+/** How many nodes a site has, and how many come in its place. */
+function becomes(nodes, added) {
+  return `${count(nodes, "node")} become${nodes === 1 ? "s" : ""} ${added.toLocaleString("en")}`;
 }
 
 /** The sections of one site. */
@@ -30,7 +30,7 @@ function why(site) {
   if (!site.reason) return [];
   const near = site.status === "near-miss";
   const parts = [el("h3", {}, near ? "Why not" : "Why it is left"), el("p", {}, el("code", {}, site.reason.code), " ", ...coded(site.reason.text))];
-  if (site.nearest) parts.push(...nearest(site.nearest, site.reason.code));
+  if (site.nearest) parts.push(...nearest(site.nearest));
   return [el("div", { class: `why${site.status === "refused" ? " refusal" : ""}` }, ...parts)];
 }
 
@@ -40,10 +40,8 @@ function coded(text) {
 }
 
 /** How far the site is from the rule and from its neighbours. */
-function nearest(found, code) {
-  const [name, , error] = found.differences[0];
-  const said = name === code ? `It is the neighbour ${name} of ${found.rule}, with a difference of ${sci(error)}.`
-    : `No neighbour with the rule's operands fits; the smallest difference is ${sci(error)}.`;
+function nearest(found) {
+  const said = `${found.said[0].toUpperCase()}${found.said.slice(1)}.`;
   return [el("p", {}, `${said} Smallest relative differences over ${count(found.tokens, "token")}, at the best of the likely readings of the inputs:`),
     table(["compared with", "what it is", "difference"], found.differences.map(([name, text, error]) => [name, text, sci(error)]), [0])];
 }
@@ -92,7 +90,7 @@ function target(site) {
   const ports = [...emitted.inputs.map((port) => ["input", ...port]), ...emitted.outputs.map((port) => ["output", ...port])]
     .map(([kind, port, name, type]) => [kind, port, name || "(absent)", type]);
   return [el("h3", {}, "Target node"),
-    facts([["node", el("span", { class: "path" }, emitted.node)], ["operator", `${emitted.type} (${emitted.domain})`], ["nodes", `${becomes(site.nodes_removed, site.nodes_added)}, the operator and what is around it`]]),
+    facts([["node", el("span", { class: "path" }, emitted.node)], ["operator", `${emitted.type} (${emitted.domain})`], ["nodes", `${becomes(site.nodes, site.nodes_added)}, the operator and what is around it`]]),
     table(["", "port", "tensor", "type"], ports, [2, 3]),
     emitted.attributes.length ? table(["attribute", "value"], emitted.attributes, [0, 1]) : null,
     emitted.casts.length ? table(["cast", "to", "gives"], emitted.casts.map(([from, to, type]) => [from, type, to]), [0, 2]) : el("p", { class: "soft" }, "No casts."),
@@ -107,7 +105,7 @@ function notes(site) {
 function drawn(site, pictures) {
   const views = [["Before", site.before], ["After", site.after]].filter(([, use]) => use);
   if (!views.length) return [];
-  const said = site.op ? `Before shows what computes its results, and what reads sizes for that. ${count(site.nodes_removed, "node")} ${site.nodes_removed === 1 ? "goes" : "go"} from the file with it: what nothing else needs; what several sites share goes with the first. What others read stays.` : "";
+  const said = site.op ? "Before shows its nodes, from its operands to its results, and those that read sizes for them. What others read of these stays in the file; what is there for them alone goes with them." : "";
   return [el("h3", {}, "Graph"), said ? el("p", { class: "soft" }, said) : null, ...views.flatMap(([title, use]) => {
     const picture = pictures[use.picture];
     const said = use.foreign ? [el("p", { class: "soft" }, `Names are those of ${picture.site}, whose graph is the same.`)] : [];
