@@ -15,8 +15,28 @@ import warm
 from deltafuse import children, factors, network_run
 from deltafuse.cli import main
 
+#: Modules whose tests take longest, which are begun first: nothing is left that one of two processes does alone.
+LONG = ("test_export_unfused", "test_rollout", "test_mutants", "test_torch_export")
 #: Modules that are about children of the package: theirs are started as they are everywhere.
 COLD = {"test_doctor", "test_worker"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts what takes longest to the front."""
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n`` the tests of a module stay together, since they share what takes long to make."""
+    from xdist.scheduler import LoadFileScheduling
+
+    if config.getoption("dist") != "load":
+        return None
+    # Its own order would be by the number of tests.
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @dataclass(frozen=True)

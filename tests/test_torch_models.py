@@ -52,6 +52,22 @@ def model():
     return build(SIZES)
 
 
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    """The file that a part is exported to, with fused nodes for a target or, without one, as it is; each once."""
+    folder = tmp_path_factory.mktemp("exported")
+
+    def of(part, target=None):
+        path = folder / f"{part}.{target}.onnx"
+        if not path.exists():
+            how = exporting(qwen35, chunk_size=8)
+            with how if target is None else deltafuse.torch.use_custom_gated_delta_rule(model, target):
+                export(model, part, path)
+        return path
+
+    return of
+
+
 def export(model, part, path):
     wrapper, given, names, axes = PARTS[part]
     kept = {name: {i: axis for i, axis in dims.items() if axis not in ("batch", "step")} for name, dims in axes.items()}
@@ -61,15 +77,11 @@ def export(model, part, path):
 
 @pytest.mark.parametrize("target", ["ascend-310p", "ort"])
 @pytest.mark.parametrize("part", PARTS)
-def test_both_routes_give_the_same_nodes_in_a_model(model, part, target, tmp_path):
-    with exporting(qwen35, chunk_size=8):
-        unfused = export(model, part, tmp_path / "unfused.onnx")
+def test_both_routes_give_the_same_nodes_in_a_model(exported, part, target, tmp_path):
     # The convolution in front of the rule is no part of the export-time route.
-    report = deltafuse.fuse(unfused, tmp_path / "fused.onnx", target=target, rules=["gated_delta_rule"])
+    report = deltafuse.fuse(exported(part), tmp_path / "fused.onnx", target=target, rules=["gated_delta_rule"])
     assert report.exit == 0
-    with deltafuse.torch.use_custom_gated_delta_rule(model, target):
-        export(model, part, tmp_path / "exported.onnx")
-    models = [onnx.load(tmp_path / name) for name in ("fused.onnx", "exported.onnx")]
+    models = [onnx.load(path) for path in (tmp_path / "fused.onnx", exported(part, target))]
     # The model has a Reshape of its own in front of the rule. With packed heads it is one of the two that are needed,
     # and fuse starts before it.
     values = [expressions(one, views="ignored" if target == "ort" else "merged") for one in models]
@@ -85,10 +97,8 @@ def test_both_routes_give_the_same_nodes_in_a_model(model, part, target, tmp_pat
 
 @pytest.mark.parametrize("target", ["ascend-310p", "ort"])
 @pytest.mark.parametrize("part", PARTS)
-def test_a_model_runs_as_it_does_in_torch(model, part, target, tmp_path):
-    path = tmp_path / "exported.onnx"
-    with deltafuse.torch.use_custom_gated_delta_rule(model, target):
-        export(model, part, path)
+def test_a_model_runs_as_it_does_in_torch(model, exported, part, target, tmp_path):
+    path = exported(part, target)
     report = lint(path)
     assert (report.nodes, report.findings) == (2, ())
     deltafuse.lower(path, tmp_path / "lowered.onnx", rounding=False, linear_attention="always")
