@@ -54,6 +54,16 @@ def test_the_shape_of_a_constant_is_a_constant(tmp_path: Path) -> None:
     assert found["s"] == Kind.CONSTANT
 
 
+@pytest.mark.parametrize(
+    "before", ["left = Abs(x)", "left = Shape(x)", "left = Constant<value = float[2,4] {1, 2, 3, 4, 5, 6, 7, 8}>()"]
+)
+def test_a_result_that_is_left_out_says_nothing_of_an_input_that_is(before: str, tmp_path: Path) -> None:
+    model = one(f"{before}\n one = Constant<value_float = 1.0>()\n c = Clip(one, left, one)\n y = Identity(x)")
+    model.graph.node[0].output[0] = model.graph.node[2].input[1] = ""
+    found = kinds(model, tmp_path)
+    assert found["c"] == Kind.CONSTANT
+
+
 MASK = np.triu(np.ones((4, 4), np.float32), 1)
 RANDOM = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 

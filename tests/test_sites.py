@@ -52,6 +52,7 @@ def test_equal_sites_share_one_proof(worker: Worker, tmp_path: Path) -> None:
     assert [role.name for role in second.operands()] == [role.name.replace("a.", "b.") for role in first.operands()]
     assert [role.name for role in second.results()] == ["b.out", "b.final_state"]
     assert first.scale == second.scale
+    assert {first: "a", second: "b"}[second] == "b"
 
 
 CHANGES = {

@@ -108,7 +108,7 @@ class _Classifier:
             kinds[value] = Kind.DATA if value in varying and kind == Kind.CONSTANT else kind
             if value in varying and kind == _UNSETTLED:
                 kinds[value] = Kind.WEIGHT
-        kinds[0] = Kind.CONSTANT
+        self._constants()
         self._propagate()
         kinds[0] = 0
         return kinds.replace(bytes([_UNSETTLED]), bytes([Kind.WEIGHT]))
@@ -125,13 +125,13 @@ class _Classifier:
     def _propagate(self) -> None:
         """Settles each node's results, in file order: a loop over all nodes, so what is frequent comes first."""
         graph, kinds, captures = self._graph, self._kinds, self._graph.captures
-        self._constants()
         for node, (op, inputs, outputs) in enumerate(
             zip(graph.standard, graph.node_inputs, graph.node_outputs, strict=True)
         ):
             if op == "Constant":
                 continue
-            kind, all_known = 0, True
+            # An input that is left out is one; a node before may have left out a result.
+            kinds[0], kind, all_known = _CONSTANT, 0, True
             for value in inputs:
                 found = kinds[value]
                 if found > kind:

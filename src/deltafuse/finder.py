@@ -55,7 +55,7 @@ class Candidate:
     roots: tuple[int, ...]
     sizes: tuple[tuple[int, tuple[Dim, ...]], ...]
     core: tuple[int, ...]
-    nodes: Sequence[int]
+    nodes: Sequence[int] = field(hash=False)
     frontier: tuple[int, ...]
     wiring: Wiring = field(repr=False, compare=False)
 

@@ -130,7 +130,7 @@ class Match:
     dims: Dims
     scale: float
     valid_tokens: Validity | None
-    nodes: Sequence[int]
+    nodes: Sequence[int] = field(hash=False)
     class_key: bytes
     proof: Proof
     notes: tuple[str, ...] = ()
