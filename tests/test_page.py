@@ -87,6 +87,24 @@ def test_a_page_is_whole_and_needs_nothing_else(prefill):
     assert "float32: 44 tensors, 231 kB" in words
 
 
+@pytest.mark.parametrize("name", ["nm_decay_sign", "rec_ts17_B4", "nm_softmax"])
+def test_a_page_of_what_stays_shows_what_is_there_once(name, tmp_path):
+    model = export(name).path
+    report = deltafuse.inspect(model, html=tmp_path / "page.html")
+    assert [site.op for site in report.sites if site.op] == []
+    body = (tmp_path / "page.html").read_text().partition("<main>")[2].partition("</main>")[0]
+    words = "".join(Checker(re.sub(r"<(meta|link|input)[^>]*>", "", body)).text)
+    assert "before" not in words.partition("Operators")[2].partition("Layers")[0]
+    assert "no site is fused: all stay" in words
+    assert "the same" not in words
+    counts = Counter(node.op_type for node in onnx.load(model).graph.node)
+    assert f"nodes{counts.total()}" in re.sub(r"\s", "", words)
+    shown = dict(re.findall(r'<td class="path">(\w+)</td><td class="count">(\d+)</td>', body))
+    assert {op: int(count) for op, count in shown.items()} == {op: counts[op] for op in shown}
+    assert len(shown) > 5
+    assert body.count('class="bar ') == body.count('class="bar now"') >= len(shown)
+
+
 def test_the_layouter_is_the_published_file_and_its_licences_are_told():
     code = gzip.decompress(asset(LAYOUT))
     notice = (ROOT / "NOTICE").read_text()

@@ -287,7 +287,7 @@ class _Looked:
     """What the page reads of a candidate."""
 
     def __init__(self, roots, core, nodes, frontier) -> None:
-        self.roots, self.core, self.nodes, self.frontier = roots, core, nodes, frontier
+        self.roots, self.core, self.nodes, self.frontier, self.sizes = roots, core, nodes, frontier, ()
 
 
 def test_the_only_site_of_a_page_is_open_and_no_command_is_told_to_be_next(tab, tmp_path):
@@ -296,4 +296,9 @@ def test_the_only_site_of_a_page_is_open_and_no_command_is_told_to_be_next(tab, 
     tab.open(page)
     tab.wait("document.querySelector('#site-0 .inside')")
     assert "Why not" in tab.run("document.querySelector('#site-0').textContent")
+    assert tab.run("document.querySelector('#site-0 .picture summary').textContent").startswith("As it is (site.0): ")
+    widths = "[...document.querySelectorAll('.bars .bar')].map((bar) => bar.getBoundingClientRect().width)"
+    first, *others = tab.run(widths)
+    assert first > 100
+    assert all(first >= width > 0 for width in others)
     assert "next: " not in tab.run("document.querySelector('main').textContent")

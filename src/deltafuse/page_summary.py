@@ -57,6 +57,8 @@ def facts(evidence: Evidence, report: FuseReport) -> list[tuple[str, str]]:
 
 def nodes_text(report: FuseReport) -> str:
     """How many there were and are, and how many went and came with the sites."""
+    if not changes(report):
+        return f"{report.nodes_before:,}"
     text = f"{report.nodes_before:,} before, {report.nodes_after:,} after"
     gone, came = sum(site.removed for site in report.sites), sum(site.added for site in report.sites)
     return f"{text}: {gone:,} go and {came:,} come with the sites" if gone or came else text
@@ -93,6 +95,11 @@ def ends(evidence: Evidence, report: FuseReport) -> list[End]:
             texts = [f"{short_dtype(tensor.elem_type)} [{', '.join(map(str, sizes))}]" for sizes in (before, after)]
             found.append(End(name, kind, texts[0], texts[1] if after != before else ""))
     return found
+
+
+def changes(report: FuseReport) -> bool:
+    """Whether anything becomes of the nodes."""
+    return any(before != after for before, after in report.operators.values()) or any(site.op for site in report.sites)
 
 
 def bars(report: FuseReport) -> list[Bar]:

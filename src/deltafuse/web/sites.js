@@ -103,7 +103,7 @@ function notes(site) {
 }
 
 function drawn(site, pictures) {
-  const views = [["Before", site.before], ["After", site.after]].filter(([, use]) => use);
+  const views = [[site.op ? "Before" : "As it is", site.before], ["After", site.after]].filter(([, use]) => use);
   if (!views.length) return [];
   const said = site.op ? "Before shows its nodes, from its operands to its results, and those that read sizes for them. What others read of these stays in the file; what is there for them alone goes with them." : "";
   return [el("h3", {}, "Graph"), said ? el("p", { class: "soft" }, said) : null, ...views.flatMap(([title, use]) => {
