@@ -108,7 +108,9 @@ def run(path, feeds):
 
 
 def test_the_road_of_the_documentation(tmp_path):
-    commands = [step for block in blocks("docs/ascend.md", "bash") for step in steps(block.text)]
+    export_line, *others = [step for block in blocks("docs/ascend.md", "bash") for step in steps(block.text)]
+    # Chunks of the model's own size make a graph of six times as many nodes, all of them alike.
+    commands = [" ".join(map(str, (export_line, *SMALL))), *others]
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     # The converter is not to be had here: tests/test_convert_check.py looks at how the script treats one.
     converter = tmp_path / "tools/converter_lite"
