@@ -256,7 +256,9 @@ def test_a_plan_is_never_written_over_the_model_nor_of_a_folder(fuse: Fuse, tmp_
 
 def test_no_site_no_plan(fuse: Fuse, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    assert fuse(export("nm_softmax").path, "--dry-run", "--plan", path).exit == 3
+    outcome = fuse(export("nm_softmax").path, "--dry-run", "--plan", path)
+    assert outcome.exit == 3
+    assert "no plan was written: there is nothing to fuse" in " ".join(outcome.out.split())
     assert not path.exists()
 
 

@@ -88,10 +88,13 @@ def fuse(options: FuseOptions, progress: Progress, early: Early | None = None) -
     found, draft, reports = _prepare(options, clock, forecast, early)
     report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
-    if options.plan is not None and options.dry_run and report.exit in (0, 4):
-        plan_file.write_plan(options, reports)
-        apply = f"fuse {options.model} --plan {options.plan} -o OUT"
-        report = replace(report, notes=(*report.notes, f"the plan is {options.plan}; edit it and do it with `{apply}`"))
+    if options.plan is not None and options.dry_run:
+        said = "no plan was written: there is nothing to fuse"
+        if report.exit in (0, 4):
+            plan_file.write_plan(options, reports)
+            apply = f"fuse {options.model} --plan {options.plan} -o OUT"
+            said = f"the plan is {options.plan}; edit it and do it with `{apply}`"
+        report = replace(report, notes=(*report.notes, said))
     if report.exit:
         report = replace(report, sites=outcome.shown(reports))
     elif options.output is not None and not options.dry_run:
