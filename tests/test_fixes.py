@@ -17,10 +17,11 @@ from deltafuse.reasons import TEXTS, Reason
 SOURCES = Path(deltafuse.__file__).parent
 #: What a fix begins with: a verb that tells the reader to do something.
 VERBS = frozenset({
-    "accept", "add", "apply", "bring", "cast", "change", "compare", "compute", "copy", "declare", "end", "export",
-    "feed", "fill", "fold", "free", "fuse", "give", "inline", "leave", "let", "load", "look", "make", "mask", "move",
-    "multiply", "negate", "number", "pad", "pin", "put", "raise", "read", "remove", "run", "say", "set", "shift",
-    "store", "swap", "take", "trace", "transpose", "undo", "update", "use", "write",
+    "accept", "add", "apply", "begin", "bring", "cast", "change", "compare", "compute", "copy", "declare",
+    "end", "exchange", "export", "feed", "fill", "fold", "free", "fuse", "give", "inline", "invert", "leave",
+    "let", "load", "look", "make", "mask", "move", "multiply", "negate", "number", "pad", "pin", "put", "raise",
+    "read", "remove", "run", "say", "set", "shift", "store", "subtract", "swap", "take", "trace", "transpose",
+    "undo", "update", "use", "write",
 })  # fmt: skip
 #: Fixes that depend on more than the code: the module that chooses one, and what it calls it.
 CHOSEN = {
