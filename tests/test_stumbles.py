@@ -451,10 +451,12 @@ def test_a_folder_says_of_each_model_why_nothing_becomes_of_it(fuse: Fuse, tmp_p
     shown = fuse("inspect", source).out
     assert "batch=1" in shown
     assert "dim_2=" not in shown
-    done = fuse(source, "-o", tmp_path / "out", "--json").document
-    assert {model["path"]: model["outcome"] for model in done["models"]} == {
-        "fused.onnx": "copied", "decode.onnx": "fused", "near.onnx": "copied",
-    }  # fmt: skip
+    done = fuse(source, "-o", tmp_path / "out", "--json")
+    assert (done.exit, {model["path"]: model["outcome"] for model in done.document["models"]}) == (4, outcomes)
+    done = fuse(source, "-o", tmp_path / "out", "--keep-going", "--json")
+    assert (done.exit, {model["path"]: model["outcome"] for model in done.document["models"]}) == (
+        0, {"fused.onnx": "copied", "decode.onnx": "fused", "near.onnx": "near-miss"},
+    )  # fmt: skip
 
 
 def test_a_rollout_of_folders_is_told_how_to_name_the_pair(fuse: Fuse, tmp_path: Path) -> None:
@@ -531,7 +533,7 @@ def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse, tmp_path: Pa
     assert lines[:2] == ["site.0", "status: near-miss, 23 nodes"]
     assert "--site" not in shown
     assert "`" not in shown
-    assert "input 2: state float32 [1, 4, 5, 3]" in lines
+    assert "input 2: query float32 [1, 1, 4, 5]" in lines
     assert "output 1: final_state float32 [1, 4, 5, 3]" in lines
     (at,) = (i for i, line in enumerate(lines) if line.startswith("smallest relative differences"))
     assert lines[at - 1].startswith("no neighbour with the rule's operands fits; the smallest difference is ")
