@@ -81,6 +81,15 @@ def overridable(model: Model) -> frozenset[int]:
     return frozenset(declared & model.graph.initializers.keys())
 
 
+def sizes_of_data(graph: Graph, kinds: bytearray, ops: Collection[str]) -> frozenset[int]:
+    """The results of operators that tell a size (of `ops`: Shape, Size) and read data."""
+    return frozenset(
+        graph.node_outputs[node][0]
+        for node in graph.nodes_with(ops)
+        if graph.standard[node] and kinds[graph.node_inputs[node][0]] == _DATA
+    )
+
+
 def classify_scope(model: Model, graph: Graph, given: Mapping[int, int], varying: Collection[int] = ()) -> bytearray:
     """Kind of each value of one scope.
 

@@ -14,7 +14,7 @@ from math import prod
 
 from deltafuse.anchors import ContractionAnchors, DecayAnchors, contracts_data
 from deltafuse.bodies import has_body
-from deltafuse.classes import Kind
+from deltafuse.classes import Kind, sizes_of_data
 from deltafuse.climb import Climber
 from deltafuse.cores import Cores
 from deltafuse.dims import Dim, evaluate, symbols
@@ -262,12 +262,7 @@ class Finder:
     @cached_property
     def _shape_results(self) -> frozenset[int]:
         """Results of Shape nodes on data."""
-        graph, kinds = self._graph, self._kinds
-        return frozenset(
-            graph.node_outputs[node][0]
-            for node in graph.nodes_with(["Shape"])
-            if graph.standard[node] and kinds[graph.node_inputs[node][0]] == Kind.DATA
-        )
+        return sizes_of_data(self._graph, self._kinds, ("Shape",))
 
 
 def _names(

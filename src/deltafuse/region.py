@@ -7,15 +7,16 @@ from itertools import chain
 
 import numpy as np
 
-from deltafuse.classes import Kind
+from deltafuse.classes import Kind, sizes_of_data
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.finder import Candidate
 from deltafuse.graph import Graph
 from deltafuse.match import Match
+from deltafuse.probe import backward_slice
 from deltafuse.ragged import Numbers
 
 _TOP = -1
-#: What reads the size of a value.
+#: What tells the size of a value.
 _SIZED = ("Shape", "Size")
 
 
@@ -118,35 +119,19 @@ def between(graph: Graph, match: Match | ExpressionMatch, kinds: bytearray) -> l
 
     What only comes before an operand, and is asked for its size, is not among them.
     """
-    reached = {role.value for role in match.operands()}
+    reached, results = {role.value for role in match.operands()}, [role.value for role in match.results()]
+    # Before a size of data, nothing belongs to a site; there may be all layers before it.
+    sizes = sizes_of_data(graph, kinds, _SIZED)
+    nodes, _ = backward_slice(graph, sizes | reached, results)
+    read = sizes.difference(reached).intersection(chain.from_iterable(map(graph.reads, nodes)))
     found: list[int] = []
-    for node in _behind(graph, kinds, reached, [role.value for role in match.results()]):
+    for node in sorted({*nodes, *map(graph.producer.__getitem__, read)}):
         depends = not reached.isdisjoint(graph.reads(node))
         if depends:
             reached.update(value for value in graph.node_outputs[node] if value)
         if depends or all(kinds[value] != Kind.DATA for value in graph.node_outputs[node] if value):
             found.append(node)
     return found
-
-
-def _behind(graph: Graph, kinds: bytearray, starts: Iterable[int], ends: Iterable[int]) -> list[int]:
-    """The nodes that some values are computed by, back to others and to those that read sizes of data, ascending.
-
-    Before such a size, nothing belongs to a site; there may be all layers before it.
-    """
-    seen, nodes, stack = {0, *starts}, set[int](), [*ends]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        node = graph.producer[value]
-        if node >= 0 and node not in nodes:
-            nodes.add(node)
-            read = graph.reads(node)
-            if graph.standard[node] not in _SIZED or kinds[read[0]] != Kind.DATA:
-                stack += read
-    return sorted(nodes)
 
 
 def looked_at(graph: Graph, candidate: Candidate) -> list[int]:
