@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 _RUNTIME = "com.microsoft"
 #: Attributes of up to so many bytes hold a scalar or a few numbers: there are many, most with the same bytes.
 _SHORT = 48
+#: How many of them are looked at together: lists of all would take megabytes.
 _BATCH = 1 << 14
 
 

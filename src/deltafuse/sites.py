@@ -153,19 +153,21 @@ def _site(
     outcome: Proven | Reason,
     key: bytes,
 ) -> Site:
-    count = len(region.looked_at(model.graph, candidate))
     if isinstance(outcome, Reason):
-        near_miss = outcome.code not in prover.REFUSALS
-        return NoMatch(candidate.name, outcome, near_miss=near_miss, nodes=count)
+        return _none(model, candidate, outcome, near_miss=outcome.code not in prover.REFUSALS)
     roots = tuple(outcome.assignment.values.values())
     if not region.convex(model.graph, roots, outcome.out, outcome.final_state):
-        return NoMatch(candidate.name, Reason("not-convex"), near_miss=False, nodes=count)
+        return _none(model, candidate, Reason("not-convex"))
     match = _match(model, kinds, shapes, pattern, candidate, outcome, key)
     untyped = [role.name for role in (*match.operands(), *match.results()) if not role.dtype]
     if untyped:
-        reason = Reason("cut-type-unknown", {"value": untyped[0]})
-        return NoMatch(candidate.name, reason, near_miss=False, nodes=count)
+        return _none(model, candidate, Reason("cut-type-unknown", {"value": untyped[0]}))
     return match
+
+
+def _none(model: Model, candidate: Candidate, reason: Reason, *, near_miss: bool = False) -> NoMatch:
+    nodes = len(region.looked_at(model.graph, candidate))
+    return NoMatch(candidate.name, reason, near_miss=near_miss, nodes=nodes)
 
 
 def _match(
