@@ -56,8 +56,8 @@ def test_a_trip_count_beside_the_condition_is_not_known_to_come_later(tmp_path: 
     assert outcome(model, tmp_path) == (3, ["trip-count"])
 
 
-@pytest.mark.parametrize(("what", "number"), [("start", 1), ("step", 2)])
-def test_a_counter_that_leaves_tokens_out_is_refused(what: str, number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("what", "number", "code"), [("start", 1, "tokens-skipped"), ("step", 2, "early-exit")])
+def test_a_counter_that_leaves_tokens_out_is_refused(what: str, number: int, code: str, tmp_path: Path) -> None:
     model = onnx.load(MODEL)
     loop, body = parts(model)
     compared = writer(body.node, body.output[0].name)
@@ -70,9 +70,7 @@ def test_a_counter_that_leaves_tokens_out_is_refused(what: str, number: int, tmp
             next(n for n in add.input if n in {value.name for value in body.input})
         )
         constant(model.graph.node, loop.input[place], number)
-    exit_code, codes = outcome(model, tmp_path)
-    assert exit_code == 3
-    assert codes[0] in ("early-exit", "not-the-rule", "cut-does-not-run")
+    assert outcome(model, tmp_path) == (3, [code])
 
 
 def test_a_condition_of_another_kind_may_end_it_early(tmp_path: Path) -> None:

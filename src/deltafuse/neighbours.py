@@ -33,7 +33,7 @@ TEXTS.update(
         "tokens-dropped": "the output is the rule's for the first {tokens:# token} and zero for later ones: a chunk is "
         "dropped; trace the export with at least as many tokens as are fed, or mend how chunks are counted",
         "tokens-skipped": "the output is zero for the first {tokens:# token} and the rule's from there on, from the "
-        "first state: a chunk is skipped; begin with the first chunk in the model",
+        "first state: tokens are skipped; begin with the first token, or the first chunk, in the model",
         "first-tokens-only": "the output is the rule's for the first {tokens:# token} and something else from there "
         "on; compare how chunks follow each other, and their masks and inverse",
     }
