@@ -56,8 +56,9 @@ ROOMS = (
         "the wire format: interned ids, byte ranges, edits, external data, files that appear whole",
         "what a rule is",
         (
-            "wire", "scanner", "lockstep", "protobuf", "messages", "tensors", "edits", "composing", "external",
-            "locations", "copies", "files", "turns", "sidecars", "ragged", "sanity", "probing", "near_names", "nesting",
+            "wire", "mapping", "scanner", "first_nodes", "lockstep", "protobuf", "messages", "tensors", "edits",
+            "composing", "external", "locations", "copies", "files",
+            "turns", "sidecars", "ragged", "sanity", "probing", "near_names", "nesting",
         ),
     ),
     Room(
@@ -79,8 +80,8 @@ ROOMS = (
         "Finding",
         "where a rule could be: anchors, cones, roots, what lies in bodies and functions",
         "numerics, targets",
-        ("searching", "finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers", "parted",
-         "gathering", "softmax", "readings", "slices", "wiring", "signature", "ahead"),
+        ("found", "searching", "finder", "anchors", "climb", "cores", "region", "roots", "buried", "strangers",
+         "parted", "gathering", "softmax", "readings", "slices", "wiring", "signature", "ahead"),
     ),
     Room(
         "Running a cut",

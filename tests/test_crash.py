@@ -95,10 +95,10 @@ def test_no_room_is_told_and_nothing_is_left(tmp_path: Path, limit: int) -> None
 
 
 def test_a_full_disk_of_temporary_files_is_no_bug(fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("deltafuse.pipeline._find", full)
+    monkeypatch.setattr("deltafuse.pipeline.find", full)
     source = pair(tmp_path) / "in" / "old.onnx"
     error = fuse(source, "-o", tmp_path / "fused.onnx", "--json").document["error"]
     assert error["code"] == "disk-full"

@@ -549,7 +549,7 @@ def test_a_run_that_takes_too_long_is_ended() -> None:
 
 
 def test_a_whole_run_has_a_limit(fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deltafuse.pipeline._find", lambda *_: time.sleep(60))
+    monkeypatch.setattr("deltafuse.pipeline.find", lambda *_, **__: time.sleep(60))
     document = fuse(SOURCE, "-o", tmp_path / "fused.onnx", "--timeout", "0.5", "--json").document
     assert (document["exit"], document["error"]["code"]) == (1, "timeout")
     assert list(tmp_path.iterdir()) == []

@@ -19,14 +19,16 @@ MEMORY = 16 << 30
 Child = subprocess.Popen[bytes]
 
 
-def start(memory: int = MEMORY, *, compares: bool = False) -> Child:
+def start(memory: int = MEMORY, *, compares: bool = False, model: str | None = None) -> Child:
     """A child that runs `deltafuse.worker_main`.
 
     Args:
         memory: limit of its address space in bytes.
         compares: it is going to be asked for comparisons, and makes ready for them at once.
+        model: a file whose first nodes it reads before, see `deltafuse.first_nodes`; with `compares` only.
     """
     command = [sys.executable, "-m", "deltafuse.worker_main", str(memory), *(["compares"] if compares else [])]
+    command += [] if model is None else [model]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     for pipe in (child.stdin, child.stdout):
         _widen(cast("IO[bytes]", pipe))
@@ -48,7 +50,7 @@ class Early:
     """What a command begins before its run.
 
     Attributes:
-        child: for the run's worker, makes ready for comparisons.
+        child: for the run's worker; reads the first nodes of the model and makes ready for comparisons.
         module: that will be needed after the run; empty for none.
     """
 
@@ -62,9 +64,9 @@ class Early:
 
 
 @contextmanager
-def early(module: str = "") -> Generator[Early]:
+def early(model: str, module: str = "") -> Generator[Early]:
     """Starts a child, which is ended with the block; see `Early`."""
-    child = start(compares=True)
+    child = start(compares=True, model=model)
     one_arena()
     try:
         yield Early(child, module)

@@ -42,7 +42,7 @@ def _fuse(given: argparse.Namespace) -> int:
             raise UserError("usage", "--plan is of one model: give the path of a model")
         return folder_commands.fuse(fuse_options(given), given.json)
     options = fuse_options(given)
-    with early("" if given.json else "deltafuse.tables") as begun:
+    with early(str(options.model), "" if given.json else "deltafuse.tables") as begun:
         from deltafuse import pipeline
 
         with progress() as shown:

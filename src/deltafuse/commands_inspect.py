@@ -46,7 +46,7 @@ def inspect(given: argparse.Namespace) -> int:
 
 def _sites(given: argparse.Namespace, listed: Document) -> int:
     options = fuse_options(given)
-    with early("" if given.json else "deltafuse.tables") as begun:
+    with early(str(options.model), "" if given.json else "deltafuse.tables") as begun:
         from deltafuse import pipeline
 
         with progress() as shown:

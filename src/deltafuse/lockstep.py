@@ -6,12 +6,13 @@ few fields each.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from deltafuse.protobuf import LENGTH, Bytes, fields
+from deltafuse.protobuf import LENGTH, Bytes, OverrunError, fields, read_varint
 from deltafuse.ragged import Numbers, Offsets
 
 #: Messages with more fields than this are walked one by one, and all where there are but a few.
@@ -33,6 +34,39 @@ class Fields:
     number: Numbers
     start: Offsets
     stop: Offsets
+
+
+def walk(source: Bytes, position: int, end: int, tag: int) -> tuple[array[int], array[int], int]:
+    """Goes from field to field until one has another tag: the nodes of a graph.
+
+    Args:
+        source: what they lie in, one behind the other.
+        position: where to begin.
+        end: of the message that holds them.
+        tag: of one byte; the fields are length-delimited.
+
+    Returns:
+        Where the fields start, where what is in them begins, and where the last one ends.
+
+    Raises:
+        OverrunError: a field goes on beyond the end.
+        IndexError: the data ends inside a field.
+    """
+    starts, begins = array("q"), array("q")
+    add_start, add_begin = starts.append, begins.append
+    while position < end and source[position] == tag:
+        add_start(position)
+        size, begin = source[position + 1], position + 2
+        if size > 127:
+            high, begin = source[begin], begin + 1
+            size += (high << 7) - 128
+            if high > 127:
+                size, begin = read_varint(source, position + 1)
+        add_begin(begin)
+        position = begin + size
+        if position > end:
+            raise OverrunError("a node goes on beyond the graph")
+    return starts, begins, position
 
 
 def split(source: Bytes, begins: Offsets, stops: Offsets) -> Fields:

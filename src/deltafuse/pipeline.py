@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from deltafuse import drafting, files, outcome, patterns, plan_file, record
@@ -13,58 +13,24 @@ from deltafuse.choosing import Chosen, of_options
 from deltafuse.clock import Clock
 from deltafuse.drafting import Draft
 from deltafuse.emitted import prove_emitted, without_names
-from deltafuse.enclosed import Enclosed
 from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.extract import extract_sites
+from deltafuse.first_nodes import Elsewhere
 from deltafuse.forecast import Forecast
-from deltafuse.gathering import gathered
-from deltafuse.inlining import inlined
+from deltafuse.found import Found, find
 from deltafuse.limits import bounded, no_garbage_collection
 from deltafuse.match import FuseReport, Plan, SiteReport
 from deltafuse.notes import Notes
 from deltafuse.operator_counts import emitted_of, operators_of
 from deltafuse.options import FuseOptions, Progress
-from deltafuse.ordering import in_order
-from deltafuse.pin_names import check_pins
 from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
-from deltafuse.restated import Restated
-from deltafuse.sanity import checked
-from deltafuse.searching import Search, Searched
-from deltafuse.shapes import Shapes
+from deltafuse.searching import Searched
 from deltafuse.user_code import blamed
-from deltafuse.wire import Model, scan
 from deltafuse.wording import PAGE
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What is known of a model before anything is changed.
-
-    Attributes:
-        file: as it was scanned.
-        base: the same with those calls in place that hold a rule among other nodes, and outputs in parts put together.
-        order: number in `base` of each node of the main graph that was searched, None where they are the same.
-        main: what was found, in topological order.
-    """
-
-    file: Model
-    base: Restated
-    order: tuple[int, ...] | None
-    main: Searched
-
-    @property
-    def scopes(self) -> list[Enclosed]:
-        """Of all graphs."""
-        return [searched.scope for searched in self.graphs]
-
-    @property
-    def graphs(self) -> tuple[Searched, ...]:
-        """The main graph and all bodies that were entered."""
-        return tuple(self.main.all())
 
 
 @no_garbage_collection()
@@ -127,7 +93,7 @@ def _check_page(options: FuseOptions) -> None:
         files.check_output(options.html, [options.model, *([options.output] if options.output else [])])
 
 
-def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, report: FuseReport) -> FuseReport:
+def _show(options: FuseOptions, clock: Clock, found: Found, draft: Draft, report: FuseReport) -> FuseReport:
     """Writes the page where one is asked for; what it draws is of the main graph."""
     if options.html is None:
         return report
@@ -141,7 +107,7 @@ def _show(options: FuseOptions, clock: Clock, found: _Found, draft: Draft, repor
     return replace(report, notes=(*report.notes, f"{PAGE} {options.html}"))
 
 
-def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
+def _extract(folder: Path, found: Found, draft: Draft) -> tuple[str, ...]:
     files: list[str] = []
     for searched, part in zip(found.graphs, draft.parts, strict=True):
         scope = searched.scope
@@ -157,10 +123,10 @@ def _extract(folder: Path, found: _Found, draft: Draft) -> tuple[str, ...]:
 @bounded
 def _prepare(
     options: FuseOptions, clock: Clock, forecast: Forecast, early: Early | None
-) -> tuple[_Found, Draft, tuple[SiteReport, ...]]:
+) -> tuple[Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
     with Worker(seconds=options.timeout, compares=True, child=None if early is None else early.child) as worker:
-        found = _find(options, clock, worker, forecast)
+        found = find(clock, worker, forecast, ahead=None if early is None else Elsewhere(worker))
         draft, reports = _plan(clock, worker, forecast, found)
         fused = {plan.match.name for plan in draft.plans}
         left = [name for name in found.base.gathered if name not in fused]
@@ -168,35 +134,12 @@ def _prepare(
             return found, draft, reports
         # What is not fused stays as the file has it, and is told with what was found of it.
         told = {report.name: replace(report, match=None) for report in reports if report.name in left}
-        found = _find(options, clock, worker, forecast, left)
+        found = find(clock, worker, forecast, left)
         draft, reports = _plan(clock, worker, forecast, found)
         return found, draft, tuple(told.get(report.name, report) for report in reports)
 
 
-def _find(options: FuseOptions, clock: Clock, worker: Worker, forecast: Forecast, left: Sequence[str] = ()) -> _Found:
-    chosen = forecast.chosen
-    with clock.stage("scanning"):
-        rules = patterns.load(options.patterns, options.rules or None, chosen.ordinary)
-        file = checked(scan(options.model, allow_outside=options.allow_outside))
-        if options.pins:
-            check_pins(options.pins, Shapes(file))
-    search = Search(rules, clock, worker, forecast.look)
-    base = Restated(file)
-    while True:
-        with clock.stage("scanning"):
-            model, order = in_order(base.model)
-            scope = Enclosed.main(model)
-        main = search.graph(scope)
-        more = inlined(base, model, order, scope.kinds, search.recurrences, main.sites)
-        more = gathered(base, order, main, search.recurrences, worker, left) if more is None else more
-        if more is None:
-            break
-        base = more
-    # A converter that takes no control flow has no use for what is fused inside.
-    return _Found(file, base, order, search.bodies(main) if chosen.control_flow else main)
-
-
-def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: _Found) -> tuple[Draft, tuple[SiteReport, ...]]:
+def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: Found) -> tuple[Draft, tuple[SiteReport, ...]]:
     """What is to be changed and what becomes of each site; the changes are worked out while the nodes are proven."""
     chosen, graphs = forecast.chosen, found.graphs
     opset, imports = found.base.model.opset_imports.get("", 17), found.base.model.opset_imports
@@ -257,7 +200,7 @@ def _prove_plans(
 
 
 def _report(
-    chosen: Chosen, found: _Found, draft: Draft, reports: tuple[SiteReport, ...], clock: Clock
+    chosen: Chosen, found: Found, draft: Draft, reports: tuple[SiteReport, ...], clock: Clock
 ) -> FuseReport:
     options = chosen.options
     graphs = [searched.scope.model.graph for searched in found.graphs]
@@ -284,7 +227,7 @@ def _report(
 
 
 def _write(
-    output: Path, forecast: Forecast, clock: Clock, found: _Found, draft: Draft, report: FuseReport
+    output: Path, forecast: Forecast, clock: Clock, found: Found, draft: Draft, report: FuseReport
 ) -> FuseReport:
     options = forecast.chosen.options
     with clock.stage("writing"):

@@ -7,7 +7,7 @@ import mmap
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import cast
 
@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 
 from deltafuse.graph import Graph, Runs, Spans
-from deltafuse.lockstep import Fields, split
-from deltafuse.protobuf import LENGTH, OverrunError, read_field, read_varint
+from deltafuse.lockstep import Fields, split, walk
+from deltafuse.protobuf import LENGTH, OverrunError, read_field
 from deltafuse.ragged import Numbers, Offsets, Ragged
 from deltafuse.subgraphs import attribute_graphs, first_text, free_names
 from deltafuse.tensors import TensorHead, sparse_head, tensor_head
@@ -26,7 +26,7 @@ _BATCH = 1 << 15
 #: bytes of nodes that are copied at most: weights inside nodes are left where they are
 _COPIED = 1 << 26
 _NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO, _SPARSE = 1, 5, 11, 12, 13, 15
-_NODE_TAG = _NODE << 3 | LENGTH
+NODE_TAG = _NODE << 3 | LENGTH
 _GRAPHS = (onnx.defs.OpSchema.AttrType.GRAPH, onnx.defs.OpSchema.AttrType.GRAPHS)
 
 
@@ -38,6 +38,32 @@ class Declaration:
     number: int
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a `Scanner` found in some nodes, to be sent to another process.
+
+    Attributes:
+        names: of the values, in order of first mention, the empty one first.
+        op, domain: of each node.
+        inputs, outputs: by batch of nodes, the numbers in `names` of all, and how many each node has.
+        captures: node -> the numbers of what its subgraphs read of this scope.
+        starts, ends: byte ranges of the nodes, tags included.
+        attribute_starts, attribute_ends, attribute_stops: as in `deltafuse.graph.Runs`.
+    """
+
+    names: list[bytes]
+    op: list[str]
+    domain: list[str]
+    inputs: list[tuple[Numbers, Offsets]]
+    outputs: list[tuple[Numbers, Offsets]]
+    captures: dict[int, tuple[int, ...]]
+    starts: array[int]
+    ends: array[int]
+    attribute_starts: array[int]
+    attribute_ends: array[int]
+    attribute_stops: array[int]
 
 
 class _Texts(dict[bytes, str]):
@@ -93,6 +119,36 @@ class Scanner:
             if position < end:
                 position = self._other(position, end)
 
+    def columns(self) -> Columns:
+        """All that was read of nodes."""
+        return Columns(
+            list(self._ids), self._op, self._domain, self._inputs, self._outputs, self._captures, self._starts,
+            self._ends, self._attribute_starts, self._attribute_ends, self._attribute_stops,
+        )  # fmt: skip
+
+    def follow(self, first: Columns) -> None:
+        """Makes all that was read here what comes behind these nodes in the file: as if it all had been read here."""
+        count, before = len(first.op), first.attribute_stops[-1] if first.attribute_stops else 0
+        ids = defaultdict(itertools.count(len(first.names)).__next__, zip(first.names, itertools.count()))
+        numbers = np.array([ids[name] for name in self._ids], np.int32)
+        moved = {node: tuple(numbers[list(values)].tolist()) for node, values in self._captures.items()}
+        self._captures = first.captures | {count + node: values for node, values in moved.items()}
+        self.declarations = [replace(one, value=int(numbers[one.value])) for one in self.declarations]
+        self._inputs, self._outputs = (
+            [*ahead, *((numbers[values], counts) for values, counts in own)]
+            for ahead, own in ((first.inputs, self._inputs), (first.outputs, self._outputs))
+        )
+        texts = {text: text for text in (*first.domain, *first.op)}
+        self._op, self._domain = (
+            [*ahead, *(texts.setdefault(text, text) for text in own)]
+            for ahead, own in ((first.op, self._op), (first.domain, self._domain))
+        )
+        self._starts, self._ends = first.starts + self._starts, first.ends + self._ends
+        self._attribute_starts = first.attribute_starts + self._attribute_starts
+        self._attribute_ends = first.attribute_ends + self._attribute_ends
+        self._attribute_stops = first.attribute_stops + array("q", (np.array(self._attribute_stops) + before).tobytes())
+        self._ids = ids
+
     def add_constant(self, head: TensorHead) -> None:
         """Adds an initializer that lies elsewhere in the file."""
         self.constants.append(head)
@@ -133,27 +189,18 @@ class Scanner:
 
     def _nodes(self, position: int, end: int) -> int:
         """Reads nodes until another field comes, returns where that is."""
-        source, begins, before = self._source, array("q"), len(self._starts)
-        add_start, add_begin = self._starts.append, begins.append
-        while position < end and source[position] == _NODE_TAG:
-            add_start(position)
-            size, begin = source[position + 1], position + 2
-            if size > 127:
-                high, begin = source[begin], begin + 1
-                size += (high << 7) - 128
-                if high > 127:
-                    size, begin = read_varint(source, position + 1)
-            add_begin(begin)
-            position = begin + size
-            if position > end:
-                raise OverrunError("a node goes on beyond the graph")
-        # Each ends where the next one starts.
-        stops = self._starts[before + 1 :]
-        stops.extend([position] * bool(begins))
+        starts, begins, stop = walk(self._source, position, end, NODE_TAG)
+        self.nodes(starts, begins, stop)
+        return stop
+
+    def nodes(self, starts: array[int], begins: array[int], stop: int) -> None:
+        """Reads the nodes that `walk` found; each ends where the next one starts."""
+        stops = starts[1:]
+        stops.extend([stop] * bool(begins))
+        self._starts.extend(starts)
         self._ends.extend(stops)
         for first in range(0, len(begins), _BATCH):
             self._batch(np.array(begins[first : first + _BATCH]), np.array(stops[first : first + _BATCH]))
-        return position
 
     def _batch(self, begins: Offsets, stops: Offsets) -> None:
         """Fills the columns of some nodes."""

@@ -6,26 +6,24 @@ Initializer data is skipped by its length, so the pages that hold it are never r
 from __future__ import annotations
 
 import mmap
-import stat
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import onnx
 
-from deltafuse import wording
 from deltafuse.calls import check_calls
 from deltafuse.errors import UserError
-from deltafuse.file_kinds import HEAD, looks_like
 from deltafuse.functions import bound_nodes, check_names, plain_domain
 from deltafuse.graph import Graph
 from deltafuse.limits import no_garbage_collection
+from deltafuse.mapping import Identity, cut_short, mapped, not_onnx
 from deltafuse.messages import decoded
 from deltafuse.protobuf import LENGTH, VARINT, NestedError, OverrunError, WireError, fields
-from deltafuse.scanner import Declaration, Scanner
+from deltafuse.scanner import Columns, Declaration, Scanner
 from deltafuse.tensors import TensorHead, read_tensor, text_entry
 
 __all__ = ["Declaration", "Model", "Part", "read_tensor", "scan", "scan_body", "scan_view"]
@@ -98,14 +96,33 @@ class Model:
         return cast("mmap.mmap", self.data.obj)
 
 
-def scan(path: Path, *, allow_outside: bool = False) -> Model:
-    """Reads the structure of an ONNX file; see `Model` for `allow_outside`.
+class Ahead(Protocol):
+    """Another process that reads the first nodes of a file, see `deltafuse.first_nodes`."""
+
+    def rest(self, identity: Identity) -> int | None:
+        """Where the nodes begin that it leaves; None where it does not read this file."""
+        ...
+
+    def columns(self, meanwhile: Callable[[], object]) -> Columns | None:
+        """What it read, None where it failed; `meanwhile` is called while it reads."""
+        ...
+
+
+def scan(path: Path, *, allow_outside: bool = False, ahead: Ahead | None = None) -> Model:
+    """Reads the structure of an ONNX file.
+
+    Args:
+        path: of the file.
+        allow_outside: see `Model`.
+        ahead: reads its first nodes.
 
     Raises:
         UserError: ``missing-file``, ``not-a-file``, ``unreadable``, ``not-onnx``, ``truncated``,
             ``nested-too-deep``.
     """
-    return scan_view(path, _map(path), allow_outside=allow_outside)
+    view, identity = mapped(path)
+    begin = None if ahead is None else ahead.rest(identity)
+    return _scan(path, view, allow_outside, None if ahead is None or begin is None else (ahead, begin))
 
 
 def scan_view(path: Path, view: memoryview, *, allow_outside: bool = False) -> Model:
@@ -116,21 +133,32 @@ def scan_view(path: Path, view: memoryview, *, allow_outside: bool = False) -> M
         view: of the mapped file.
         allow_outside: see `Model`.
     """
+    return _scan(path, view, allow_outside, None)
+
+
+def first_graph(view: memoryview) -> tuple[int, int]:
+    """Byte range of a model's graph, (0, 0) for none; of the first part of it where it lies in several.
+
+    Raises:
+        WireError: the bytes are no model.
+    """
+    return next(((part.start, part.end) for part in _scan_top(view).graphs), (0, 0))
+
+
+def _scan(path: Path, view: memoryview, allow_outside: bool, ahead: tuple[Ahead, int] | None) -> Model:
     with no_garbage_collection():
         try:
             top = _scan_top(view)
-            return replace(_scan_graphs(path, view, top), allow_outside=allow_outside)
+            return replace(_scan_graphs(path, view, top, ahead), allow_outside=allow_outside)
         except _TruncatedError as error:
-            raise _cut_short(path, error) from None
+            raise cut_short(path, error) from None
         except NestedError as error:
             raise UserError("nested-too-deep", f"{path}: {error}, which no reader takes: export it flatter") from None
         except WireError as error:
-            raise _not_onnx(path, error) from None
+            raise not_onnx(path, error) from None
         except UnicodeDecodeError as error:
-            name = error.object[:64]
-            raise UserError(
-                "not-onnx", f"{path}: the name {name!r} is not UTF-8: rename it and save the model again"
-            ) from None
+            text = f"{path}: the name {error.object[:64]!r} is not UTF-8: rename it and save the model again"
+            raise UserError("not-onnx", text) from None
 
 
 def scan_body(model: Model, attribute: tuple[int, int]) -> Graph:
@@ -160,47 +188,6 @@ def scan_function(model: Model, function: onnx.FunctionProto, call: onnx.NodePro
     return scope
 
 
-def _map(path: Path) -> memoryview:
-    if path.is_dir():
-        inside = sorted(path.glob("*.onnx")) or sorted(path.glob("*/*.onnx"))
-        found = ", ".join(one.relative_to(path).as_posix() for one in inside[:5]) or "none"
-        raise UserError("not-a-file", f"{path} is a folder: give an .onnx file (in it: {found})")
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError("not-a-file", f"{path} is a pipe or a device: write what it gives into a file first")
-        with path.open("rb") as file:
-            if file.read(1):
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except FileNotFoundError:
-        raise UserError("missing-file", f"{path} does not exist: check the path{_near(path)}") from None
-    except (OSError, ValueError) as error:
-        raise UserError("unreadable", f"{path} cannot be read ({error}): check its permissions") from None
-    raise UserError("not-onnx", f"{path} is empty: export or download the model again")
-
-
-def _near(path: Path) -> str:
-    """Files beside it that may be meant."""
-    try:
-        there = sorted(one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file())
-    except OSError:
-        return ""
-    near = get_close_matches(path.name, there, 3)
-    return f"; did you mean {' or '.join(str(path.with_name(name)) for name in near)}?" if near else ""
-
-
-def _not_onnx(path: Path, error: WireError) -> UserError:
-    with path.open("rb") as file:
-        kind = looks_like(file.read(HEAD))
-    if kind:
-        return UserError("not-onnx", f"{path} is not an ONNX model but looks like {kind}")
-    return UserError("not-onnx", f"{path} is not an ONNX model ({error}): give a file that onnx.load reads")
-
-
-def _cut_short(path: Path, error: _TruncatedError) -> UserError:
-    size = wording.number(path.stat().st_size, "byte")
-    return UserError("truncated", f"{path} is cut short at {size} ({error}): copy or export it again")
-
-
 class _TruncatedError(WireError):
     """The file ends inside a field of the model."""
 
@@ -218,12 +205,13 @@ class _ModelFields:
     metadata_parts: dict[str, tuple[Part, ...]] = field(default_factory=dict[str, tuple[Part, ...]])
 
 
-def _scan_graphs(path: Path, data: memoryview, top: _ModelFields) -> Model:
+def _scan_graphs(path: Path, data: memoryview, top: _ModelFields, ahead: tuple[Ahead, int] | None) -> Model:
     if not top.graphs:
         raise WireError("there is no graph in it")
-    scanner = Scanner(data)
-    for part in top.graphs:
-        scanner.graph(part.start, part.end)
+    spans = [(part.start, part.end) for part in top.graphs]
+    scanner = None if ahead is None else _read_rest(data, spans, *ahead)
+    if scanner is None:
+        scanner = _read(data, spans)
     return Model(
         path,
         data,
@@ -240,6 +228,24 @@ def _scan_graphs(path: Path, data: memoryview, top: _ModelFields) -> Model:
         tuple(scanner.declarations),
         tuple(scanner.constants),
     )
+
+
+def _read(data: memoryview, spans: Sequence[tuple[int, int]]) -> Scanner:
+    scanner = Scanner(data)
+    for span in spans:
+        scanner.graph(*span)
+    return scanner
+
+
+def _read_rest(data: memoryview, spans: Sequence[tuple[int, int]], ahead: Ahead, begin: int) -> Scanner | None:
+    """Reads what is not read ahead, and puts it behind that; None where that failed."""
+    read: list[Scanner] = []
+    first = ahead.columns(lambda: read.append(_read(data, [(begin, spans[0][1]), *spans[1:]])))
+    if first is None:
+        return None
+    (scanner,) = read
+    scanner.follow(first)
+    return scanner
 
 
 def _scan_top(data: memoryview) -> _ModelFields:

@@ -183,9 +183,9 @@ class Worker:
         """Frees a session."""
         self._ask(("unload", session.key))
 
-    def ask(self, verb: str, *arguments: object) -> object:
+    def ask(self, verb: str, *arguments: object, meanwhile: Callable[[], object] | None = None) -> object:
         """Asks for something else that the child knows, see `deltafuse.worker_main`; its answer, or a Reason."""
-        return self._ask((verb, *arguments))
+        return self._ask((verb, *arguments), meanwhile)
 
     def close(self) -> None:
         """Ends the child."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -19,17 +20,21 @@ from deltafuse.worker import AnyArray, Source, read_message, shown, write_messag
 
 if TYPE_CHECKING:
     from deltafuse.comparing import Held
+    from deltafuse.first_nodes import Reading
 
 _TRIALS = "deltafuse.comparing"
 
 
 class _Sessions:
     def __init__(self) -> None:
+        self._open: dict[int, Any] = {}
+
+    @cached_property
+    def _ort(self) -> Any:
         # Imported here: the import takes most of the child's start, and the memory limit is set before it.
         import onnxruntime
 
-        self._ort: Any = onnxruntime
-        self._open: dict[int, Any] = {}
+        return onnxruntime
 
     def load(self, key: int, model: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
         options = self._ort.SessionOptions()
@@ -69,12 +74,27 @@ class _Sessions:
         return self.trials.answer(*asked)
 
 
-def _serve(source: Source, sink: IO[bytes], *, compares: bool) -> None:
-    sessions = _Sessions()
-    if compares:
-        # While the first cuts are loaded and run.
-        Thread(target=import_module, args=(_TRIALS,), daemon=True).start()
+def _reading(model: str) -> Reading:
+    from deltafuse.first_nodes import Reading
+
+    return Reading(Path(model))
+
+
+def _make_ready(reading: Reading | None, modules: Sequence[str]) -> None:
+    """What the child does until it is asked for something, and while the first cuts are loaded and run."""
+    if reading is not None:
+        reading.read()
+    for module in modules:
+        import_module(module)
+
+
+def _serve(source: Source, sink: IO[bytes], *, compares: bool, model: str | None) -> None:
+    sessions, reading = _Sessions(), None if model is None else _reading(model)
+    modules = ("onnxruntime", _TRIALS) if compares else ("onnxruntime",)
+    Thread(target=_make_ready, args=(reading, modules), daemon=True).start()
     verbs: dict[str, tuple[Callable[..., object], str]] = {
+        "rest": (lambda: None if reading is None else reading.rest(), "cut-does-not-run"),
+        "first_nodes": (lambda: None if reading is None else reading.columns(), "cut-does-not-run"),
         "load": (sessions.load, "cut-does-not-load"),
         "run": (sessions.run, "cut-does-not-run"),
         "unload": (sessions.unload, "cut-does-not-run"),
@@ -98,7 +118,7 @@ def _serve(source: Source, sink: IO[bytes], *, compares: bool) -> None:
 def main() -> None:
     """Serves until stdin ends, within the memory (bytes of address space) given as the first argument.
 
-    With a second one it makes ready for comparisons.
+    With a second one it makes ready for comparisons, with a third one it reads the first nodes of that model.
     """
     memory = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -106,7 +126,7 @@ def main() -> None:
     # Kernels that print must not disturb the protocol: stdout becomes stderr for everything else.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _serve(cast("Source", sys.stdin.buffer), sink, compares=len(sys.argv) > 2)
+    _serve(cast("Source", sys.stdin.buffer), sink, compares=len(sys.argv) > 2, model=dict(enumerate(sys.argv)).get(3))
     # Nobody waits for what was begun ahead of its time.
     os._exit(0)
 
