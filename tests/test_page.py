@@ -83,7 +83,8 @@ def test_a_page_is_whole_and_needs_nothing_else(prefill):
     own = [asset(name).decode() for name in ("elements.js", "layout.js", "page.js", "picture.js", "sites.js")]
     assert not any("https:" in script or "innerHTML" in script or "eval(" in script for script in own)
     assert "8,808 before, 1,259 after: 7,678 go and 129 come with the sites" in words
-    assert "note, layers.0, layers.1, layers.2: float16_boundary: query, key, value, beta rounded to float16" in words
+    named = "query, key, value, beta, out, final_state"
+    assert f"note, layers.0, layers.1, layers.2: float16_boundary: {named} rounded to float16" in words
     assert "float32: 44 tensors, 231 kB" in words
 
 
