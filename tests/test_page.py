@@ -169,7 +169,10 @@ def test_terminal_document_and_page_count_the_same_nodes(name, target, fuse, tmp
         (row,) = (line for line in shown if line.startswith(f"{site['name']} ") and "  " in line)
         assert cell in re.split(r"\s{2,}", row)
     if added:
-        assert f"{done['nodes_before']} nodes would become {done['nodes_after']}; no model written" in shown[-1]
+        assert f"{done['nodes_before']} nodes would become {done['nodes_after']}" in shown[-1]
+        own = sum(site["nodes"] for site in done["sites"] if site["op"])
+        told = f": {own} of the sites and {removed - own} nodes that only fed them would go, {added} would come;"
+        assert (told in shown[-1]) == (removed > own)
 
 
 def test_equal_sites_share_their_pictures_under_their_own_names(prefill):

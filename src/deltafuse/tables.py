@@ -179,16 +179,27 @@ def status_counts(report: FuseReport) -> dict[str, int]:
     return {status: statuses.count(status) for status in (*STATUS_STYLES, LEFT_OUT) if status in statuses}
 
 
+def _node_change(report: FuseReport, became: str, went: str, came: str) -> str:
+    """How many nodes there were and are, and where more or fewer go than the sites have, why."""
+    text = f"{number(report.nodes_before, 'node')} {became} {report.nodes_after}"
+    taken = [site for site in report.sites if site.removed]
+    own, gone, new = (sum(getattr(site, name) for site in taken) for name in ("nodes", "removed", "added"))
+    if gone > own:
+        return f"{text}: {own} of the sites and {number(gone - own, 'node')} that only fed them {went}, {new} {came}"
+    if gone < own:
+        return f"{text}: {gone} of the {own} of the sites {went} (the rest they share, or others read it), {new} {came}"
+    return text
+
+
 def summary(report: FuseReport) -> str:
     """The last line: what was done, or why nothing was."""
     counts = status_counts(report)
     found = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no site found"
     spent = report.seconds.get("total", sum(report.seconds.values()))
     if report.exit == 0 and report.output is not None and "fused" in counts:
-        change = f"{number(report.nodes_before, 'node')} became {report.nodes_after}"
-        return f"{found}; {change}; wrote {report.output} for {report.target} in {spent:.1f} s"
+        return f"{found}; {_node_change(report, 'became', 'went', 'came')}; wrote {report.output} for {report.target} in {spent:.1f} s"
     if report.extracted:
         return f"{found}; {number(len(report.extracted), 'file')} extracted to {_folder(report)} in {spent:.1f} s"
-    change = f"{number(report.nodes_before, 'node')} would become {report.nodes_after}"
+    change = _node_change(report, "would become", "would go", "would come")
     told = f"{found}; {change}" if not report.exit and report.nodes_after != report.nodes_before else found
     return f"{told}; no model written ({spent:.1f} s)"
