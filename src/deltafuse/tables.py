@@ -197,7 +197,8 @@ def summary(report: FuseReport) -> str:
     found = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no site found"
     spent = report.seconds.get("total", sum(report.seconds.values()))
     if report.exit == 0 and report.output is not None and "fused" in counts:
-        return f"{found}; {_node_change(report, 'became', 'went', 'came')}; wrote {report.output} for {report.target} in {spent:.1f} s"
+        change = _node_change(report, "became", "went", "came")
+        return f"{found}; {change}; wrote {report.output} for {report.target} in {spent:.1f} s"
     if report.extracted:
         return f"{found}; {number(len(report.extracted), 'file')} extracted to {_folder(report)} in {spent:.1f} s"
     change = _node_change(report, "would become", "would go", "would come")
