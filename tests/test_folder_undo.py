@@ -84,6 +84,8 @@ def test_verify_compares_each_model(fuse, both):
     lines = fuse("verify", *both, "--level", "site").out.splitlines()
     assert lines[1].split()[:2] == ["decode/model.onnx", "equal"]
     assert lines[-1] == "2 of 2 fused models equal, 1 unchanged, 0 other files differ"
+    values = "cosine at least 0.999, NRMSE at most 0.02, largest difference at most 1"
+    assert lines[-2] == f"the bar (FP16 boundary, ascend-310p): {values}"
 
 
 def test_verify_finds_a_wrong_model(fuse, both, tmp_path):

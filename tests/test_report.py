@@ -245,5 +245,9 @@ def test_verdicts_show_both_errors_and_why() -> None:
     assert lines[3:] == [
         "layers.1 (not-equal): they differ",
         "value-changed: x changed",
+        "error: of a site alone, on drawn operands in double: largest relative difference, at most 1e-12",
+        "rounding: the same at the target's precision; nrmse is held to the bar, max abs to none",
+        "nrmse: root mean square of the difference over that of the unfused values; max abs: the largest difference of "
+        "one number",
         "1 of 2 fused sites equal; 1 other difference",
     ]

@@ -20,7 +20,7 @@ from deltafuse.report import SCHEMA, Document, failure, fuse_document, plain_doc
 from deltafuse.tables import console, sentences
 from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_symbols
-from deltafuse.tables_verify import site_lines, unrelated_text, verify_summary
+from deltafuse.tables_verify import bar_text, site_lines, unrelated_text, verify_summary
 from deltafuse.verify import Settings, VerifyReport, check
 from deltafuse.verify_bars import Overrides
 from deltafuse.wording import number, some
@@ -268,6 +268,9 @@ def _print_verify(report: FolderVerify) -> None:
             screen.print(f"{one.name}: site level only ({one.report.skipped.code}): {one.report.skipped.text}")
         for note in one.report.notes:
             screen.print(f"note, {one.name}: {note}")
+    for bar in dict.fromkeys(one.report.bar for one in report.models if one.report is not None):
+        if bar is not None:
+            screen.print(hanging(bar_text(bar), screen.width))
     for name in report.differing:
         screen.print(f"{name}: the file is not the same in both folders")
     screen.print(_counted(report))
