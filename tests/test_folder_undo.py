@@ -126,7 +126,7 @@ def broken(both, tmp_path):
 def test_what_cannot_be_read_is_no_equal_model(fuse, broken):
     done = fuse("verify", *broken, "--level", "site")
     lines = done.out.splitlines()
-    told = "broken.onnx unreadable not compared: truncated; the same bytes in both folders"
+    told = "broken.onnx unreadable not compared: truncated; the same file in both folders"
     assert " ".join(lines[1].split()) == told
     assert lines[-1] == "2 of 2 fused models equal, 1 unchanged, 1 unreadable, 0 other files differ"
     assert done.err.startswith(f"fuse: {broken[0] / 'broken.onnx'} is cut short")
@@ -155,7 +155,7 @@ def test_verify_goes_on_behind_what_cannot_be_compared(fuse, broken):
     shown = fuse("verify", unfused, fused, "--level", "site")
     assert shown.exit == 1
     assert shown.out.splitlines()[-1] == "2 of 2 fused models equal, 1 unreadable, 1 failed, 0 other files differ"
-    assert "not compared: nothing-fused; not the same bytes in both folders" in shown.out
+    assert "not compared: nothing-fused; not the same file in both folders" in shown.out
     # What differs is the verdict, whatever else could not be compared.
     (fused / "vision/weights.bin").write_bytes(b"1")
     differs = fuse("verify", unfused, fused, "--level", "site", "--json")

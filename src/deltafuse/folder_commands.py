@@ -17,7 +17,7 @@ from deltafuse.inputs import InputOptions
 from deltafuse.limits import within
 from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, failure, fuse_document, plain_document, reason_document, write
-from deltafuse.tables import console, sentences
+from deltafuse.tables import console, say, sentences
 from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_symbols
 from deltafuse.tables_verify import bar_text, site_lines, unrelated_text, verify_summary
@@ -185,7 +185,7 @@ def _print(report: FolderReport) -> None:
     print_table(COLUMNS, [_row(entry) for entry in report.models], screen)
     for entry in report.models:
         for sentence in () if entry.report is None else sentences(entry.report):
-            screen.print(hanging(f"{entry.name}: {sentence}", screen.width))
+            say(f"{entry.name}: {sentence}", screen)
     for pair in report.pairs:
         for difference in pair.differences:
             screen.print(f"{difference.code}: {difference.text}")
@@ -288,6 +288,6 @@ def _counted(report: FolderVerify) -> str:
 
 def _compared_row(one: Compared) -> tuple[str, ...]:
     if one.error is not None:
-        same = "the same" if one.same_bytes else "not the same"
-        return one.name, one.outcome, f"not compared: {one.error.code}; {same} bytes in both folders"
+        same = "the same file in both folders" if one.same_bytes else "not the same file in both folders"
+        return one.name, one.outcome, f"not compared: {one.error.code}; {same}"
     return one.name, one.outcome, "" if one.report is None else verify_summary(one.report)

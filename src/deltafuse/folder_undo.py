@@ -150,7 +150,8 @@ def rollback_folder(
                 if error is not None:
                     raise error
             wanted = "" if sites is None else f" with a site that {', '.join(sites)} names"
-            raise UserError("no-record", f"no model in {fused} was fused{wanted}: there is nothing to roll back")
+            text = f"no model in {fused} was fused{wanted}: there is nothing to roll back; give what fuse wrote"
+            raise UserError("no-record", text)
         done = {one.name for one in found if one.report is not None}
         sidecars = {sidecar_path(Path(name)).as_posix() for name in done}
         copy_rest(tree, (name for name in (*tree.models, *tree.others) if name not in done | sidecars), stage.path)
