@@ -398,7 +398,10 @@ def test_no_pins_without_pinning_and_a_note_says_what_is_assumed():
 
 
 def test_a_note_names_what_is_rounded():
-    assert plan(Site()).notes == ("float16_boundary: query, key, value, beta, state rounded to float16",)
+    named = "query, key, value, beta, state, out, final_state"
+    assert plan(Site()).notes == (f"float16_boundary: {named} rounded to float16",)
+    named = named.replace(" state,", "")
+    assert plan(Site(state_layout=None)).notes == (f"float16_boundary: {named} rounded to float16",)
     assert plan(Site(dtype=HALF, state_dtype=HALF)).notes == ()
     double = plan(Site(dtype=HALF, state_dtype=HALF, g_dtype=TensorProto.DOUBLE))
     assert double.notes == ("float32_boundary: g rounded to float32",)

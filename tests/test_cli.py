@@ -296,7 +296,15 @@ def test_rollback_of_some_sites(fuse: Fuse, tmp_path: Path) -> None:
 def test_a_missing_record_names_the_sidecar_option(fuse: Fuse, tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
     assert fuse(STEPS, "-o", output, "--record", "none").exit == 0
-    assert "--sidecar" in user_error(fuse, "no-record", "rollback", output, "-o", tmp_path / "back.onnx")
+    said = user_error(fuse, "no-record", "rollback", output, "-o", tmp_path / "back.onnx")
+    assert "though it holds fused nodes: give its record with --sidecar FILE (out.onnx.rollback)" in said
+
+
+def test_what_was_never_fused_has_nothing_to_roll_back(fuse: Fuse, tmp_path: Path) -> None:
+    said = user_error(fuse, "no-record", "rollback", STEPS, "-o", tmp_path / "back.onnx")
+    assert f"{STEPS} holds no rollback record and no fused node: it is not what fuse wrote" in said
+    assert "there is nothing to roll back; give the file that `fuse MODEL -o OUT` wrote" in said
+    assert "sidecar" not in said
 
 
 def test_sites_are_chosen_by_name(fuse: Fuse, tmp_path: Path) -> None:

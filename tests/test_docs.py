@@ -20,6 +20,7 @@ from deltafuse.report import failure
 from deltafuse.rollout import PRECISIONS
 from deltafuse.tables_causes import DIVERGENCE_COLUMNS
 from deltafuse.tables_verify import VERIFY_COLUMNS
+from deltafuse.verify_tolerances import EXACT, rows
 from doc_blocks import ROOT, blocks, follow
 
 DOCS = ROOT / "docs"
@@ -165,7 +166,17 @@ def test_columns_of_verify_are_explained() -> None:
     told = set(re.findall(r"^\| ([a-z, ]+) \|", (DOCS / "verify.md").read_text(), re.M))
     columns = {*VERIFY_COLUMNS, *DIVERGENCE_COLUMNS} - {"site", "verdict", "site in the model", "worst tensor"}
     assert columns <= told
-    assert ", ".join(PRECISIONS) in told
+    assert {", ".join(PRECISIONS), "cosine, nrmse, max abs"} <= told
+
+
+def test_the_bars_that_are_told_are_those_of_the_table() -> None:
+    told = re.findall(r"^\| ([^|]*) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", (DOCS / "verify.md").read_text(), re.M)
+    assert told == [(row.title, *(f"{size:g}" for size in (row.cosine, row.nrmse, row.max_abs))) for row in rows()]
+    shown = " ".join(cli.PARSERS["verify"]().format_help().split())
+    for row in rows():
+        assert f"{row.title}: {row.values}" in shown
+    assert f"in double, may be {EXACT:g} off" in shown
+    assert f"has {EXACT:g} and no other" in (DOCS / "verify.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -196,6 +196,19 @@ def test_an_emission_that_differs_between_sites_of_one_class_is_proven_each(tmp_
         fused(tmp_path / "second", second, model=two)
 
 
+@pytest.mark.parametrize(("name", "where"), [("t", "inverse.0"), ("a", "the file")])
+def test_names_that_are_there_already_are_the_file_s_fault(name: str, where: str, tmp_path: Path) -> None:
+    two = _MODEL.replace("b = Mul(y, a)", "v = Add(y, c)\n  w = Div(one, v)\n  b = Mul(w, a)")
+    clash = ('emitter.node("Reciprocal", "reciprocal", (place.roles["x"].name,), ',
+             f'emitter.node("Identity", "copy", (place.roles["x"].name,), outputs=("{name}",))\n        '
+             f'emitter.node("Reciprocal", "reciprocal", ("{name}",), ')  # fmt: skip
+    with pytest.raises(UserError, match=rf"emit: .* write {name}, which {where} has already: have new values") as error:
+        fused(tmp_path, clash, model=two)
+    assert error.value.code == "bad-pattern"
+    assert str(error.value).endswith("mend emit, see docs/patterns.md")
+    assert not (tmp_path / "fused.onnx").exists()
+
+
 def test_an_emission_of_another_type_is_the_file_s_fault(tmp_path: Path) -> None:
     model = _MODEL.replace("b = Mul(y, a)", "z = Cast<to = 1>(y)\n  b = Mul(z, a)").replace("float one", "float16 one")
     model = model.replace("x = Add(a, c)", "w = Add(a, c)\n  x = Cast<to = 10>(w)").replace("{1.0}", "{15360}")

@@ -378,13 +378,33 @@ def test_keep_going_fuses_the_others_and_rollback_gives_all_back(fuse, with_brok
     after = contents(tmp_path / "out")
     assert {name for name in before if before[name] != after[name]} == {"decode/model.onnx", "prefill/model.onnx"}
     compared = fuse("verify", with_broken_files, tmp_path / "out", "--level", "site", "--json")
-    assert (compared.exit, compared.document["models"][1]["outcome"]) == (0, "unchanged")
+    assert [model["outcome"] for model in compared.document["models"]] == ["equal", "unreadable", "equal", "unreadable"]
+    assert compared.exit == 1
     back = fuse("rollback", tmp_path / "out", "-o", tmp_path / "back", "--json")
-    assert (back.exit, back.document["error"]["code"]) == (1, "truncated")
-    assert [model["outcome"] for model in back.document["models"]] == ["restored", "failed", "restored", "failed"]
+    assert (back.exit, back.document["error"]) == (0, None)
+    assert [model["outcome"] for model in back.document["models"]] == ["restored", "unchanged"] * 2
     assert contents(tmp_path / "back") == before
     told = fuse("rollback", tmp_path / "out", "-o", tmp_path / "again")
-    assert (told.exit, len(told.err.splitlines())) == (1, 2)
+    assert (told.exit, told.err) == (0, "")
+    assert [line for line in told.out.splitlines() if line.startswith("note")] == [
+        f"note, {name}: it is no model that can be read ({code}) and has no trace of a fuse: copied as it is"
+        for name, code in BROKEN.items()
+    ]
+
+
+def test_what_was_copied_as_it_was_is_told(fuse, with_broken_files, tmp_path):
+    (with_broken_files / "near.onnx").write_bytes(export("nm_decay_sign").path.read_bytes())
+    shown = fuse(with_broken_files, "-o", tmp_path / "out", "--keep-going").out.splitlines()[-1]
+    told = "5 models: 2 fused, 1 near-miss (copied as it was), 2 failed (copied as they were); wrote "
+    assert shown.startswith(told)
+    done = fuse(with_broken_files, "-o", tmp_path / "again", "--keep-going", "--json").document
+    assert {model["path"]: model["written"] for model in done["models"]} == {
+        "decode/model.onnx": "fused", "prefill/model.onnx": "fused", "near.onnx": "copied",
+        "other/model.onnx": "copied", "vision/model.onnx": "copied",
+    }  # fmt: skip
+    assert {name for name in done["copied"] if name.endswith(".onnx")} == {"near.onnx", *BROKEN}
+    dry = fuse(with_broken_files, "--dry-run", "--json").document
+    assert {model["written"] for model in dry["models"]} == {None}
 
 
 def test_what_all_models_fail_with_is_the_error_of_the_run(fuse, with_broken_files, tmp_path):

@@ -32,7 +32,7 @@ def test_rollback_gives_back_every_byte(fuse, both, tmp_path):
     before = contents(fused)
     done = fuse("rollback", fused, "-o", tmp_path / "back", "--json")
     assert (done.exit, done.document["output"]) == (0, str(tmp_path / "back"))
-    assert outcomes(done) == {"prefill": "restored", "decode": "restored", "vision": "copied"}
+    assert outcomes(done) == {"prefill": "restored", "decode": "restored", "vision": "unchanged"}
     assert done.document["models"][0]["output"] == str(tmp_path / "back/decode/model.onnx")
     assert contents(tmp_path / "back") == contents(source)
     assert contents(fused) == before
@@ -42,7 +42,7 @@ def test_rollback_gives_back_every_byte(fuse, both, tmp_path):
 def test_rollback_says_what_it_did(fuse, both, tmp_path):
     lines = fuse("rollback", both[1], "-o", tmp_path / "back").out.splitlines()
     assert lines[1].split() == ["decode/model.onnx", "restored", "layers.0,", "layers.1,", "layers.2"]
-    assert lines[3].split() == ["vision/model.onnx", "copied"]
+    assert lines[3].split() == ["vision/model.onnx", "unchanged"]
     assert lines[-1] == f"wrote {tmp_path / 'back'}"
 
 
@@ -83,7 +83,9 @@ def test_verify_compares_each_model(fuse, both):
     assert prefill["network"]["verdict"] == "passes"
     lines = fuse("verify", *both, "--level", "site").out.splitlines()
     assert lines[1].split()[:2] == ["decode/model.onnx", "equal"]
-    assert lines[-1] == "3 of 3 models equal, 0 other files differ"
+    assert lines[-1] == "2 of 2 fused models equal, 1 unchanged, 0 other files differ"
+    values = "cosine at least 0.999, NRMSE at most 0.02, largest difference at most 1"
+    assert lines[-2] == f"the bar (FP16 boundary, ascend-310p): {values}"
 
 
 def test_verify_finds_a_wrong_model(fuse, both, tmp_path):
@@ -110,6 +112,63 @@ def test_verify_finds_other_weights(fuse, both, tmp_path):
     (wrong / "vision/weights.bin").write_bytes(b"\1" * (wrong / "vision/weights.bin").stat().st_size)
     done = fuse("verify", source, wrong, "--level", "site", "--json")
     assert (done.exit, done.document["differing"]) == (5, ["vision/weights.bin"])
+
+
+@pytest.fixture
+def broken(both, tmp_path):
+    """The same two folders, with a file in both that is no model, as ``--keep-going`` leaves it."""
+    folders = copy(both[0], tmp_path / "in"), copy(both[1], tmp_path / "fused")
+    for folder in folders:
+        (folder / "broken.onnx").write_bytes((both[0] / "decode/model.onnx").read_bytes()[:5000])
+    return folders
+
+
+def test_what_cannot_be_read_is_no_equal_model(fuse, broken):
+    done = fuse("verify", *broken, "--level", "site")
+    lines = done.out.splitlines()
+    told = "broken.onnx unreadable not compared: truncated; the same file in both folders"
+    assert " ".join(lines[1].split()) == told
+    assert lines[-1] == "2 of 2 fused models equal, 1 unchanged, 1 unreadable, 0 other files differ"
+    assert done.err.startswith(f"fuse: {broken[0] / 'broken.onnx'} is cut short")
+    assert done.exit == 1
+    document = fuse("verify", *broken, "--level", "site", "--json").document
+    models = {model["path"]: model for model in document["models"]}
+    assert {name: (one["outcome"], one["same_bytes"]) for name, one in models.items()} == {
+        "broken.onnx": ("unreadable", True),
+        "decode/model.onnx": ("equal", False),
+        "prefill/model.onnx": ("equal", False),
+        "vision/model.onnx": ("unchanged", True),
+    }
+    assert document["exit"] == 1
+    assert document["error"] == models["broken.onnx"]["error"]
+
+
+def test_verify_goes_on_behind_what_cannot_be_compared(fuse, broken):
+    unfused, fused = broken
+    (fused / "broken.onnx").write_bytes(b"no model")
+    done = fuse("verify", unfused, fused, "--level", "site", "--json")
+    assert done.exit == 1
+    assert [model["outcome"] for model in done.document["models"]] == ["unreadable", "equal", "equal", "unchanged"]
+    assert not done.document["models"][0]["same_bytes"]
+    # Not fused, and not what it was: it is named, and the others are compared.
+    edit(fused / "vision/model.onnx", lambda model: setattr(model.graph, "doc_string", "edited"))
+    shown = fuse("verify", unfused, fused, "--level", "site")
+    assert shown.exit == 1
+    assert shown.out.splitlines()[-1] == "2 of 2 fused models equal, 1 unreadable, 1 failed, 0 other files differ"
+    assert "not compared: nothing-fused; not the same file in both folders" in shown.out
+    # What differs is the verdict, whatever else could not be compared.
+    (fused / "vision/weights.bin").write_bytes(b"1")
+    differs = fuse("verify", unfused, fused, "--level", "site", "--json")
+    assert (differs.exit, differs.document["error"]) == (5, None)
+
+
+def test_a_fused_file_that_is_cut_short_is_not_taken_for_one_that_was_copied(fuse, both, tmp_path):
+    cut = copy(both[1], tmp_path / "cut")
+    path = cut / "decode/model.onnx"
+    path.write_bytes(path.read_bytes()[:-100])
+    done = fuse("rollback", cut, "-o", tmp_path / "back", "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "truncated")
+    assert outcomes(done) == {"decode": "failed", "prefill": "restored", "vision": "unchanged"}
 
 
 def test_what_verify_cannot_compare(fuse, both, tmp_path):

@@ -174,7 +174,7 @@ def test_a_double_model_is_told_to_lose_precision(target: str, tmp_path: Path) -
     assert (strict.exit, output.exists()) == (4, False)
     report = graphs.fuse(model, output, target=target)
     assert [site.notes for site in report.sites] == [
-        ("float32_boundary: query, key, value, g, beta, state rounded to float32",)
+        ("float32_boundary: query, key, value, g, beta, state, out, final_state rounded to float32",)
     ]
     checked = verify(model, output)
     assert (report.exit, checked.exit, [site.verdict for site in checked.sites]) == (0, 0, ["equal"])

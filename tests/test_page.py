@@ -83,7 +83,8 @@ def test_a_page_is_whole_and_needs_nothing_else(prefill):
     own = [asset(name).decode() for name in ("elements.js", "layout.js", "page.js", "picture.js", "sites.js")]
     assert not any("https:" in script or "innerHTML" in script or "eval(" in script for script in own)
     assert "8,808 before, 1,259 after: 7,678 go and 129 come with the sites" in words
-    assert "note, layers.0, layers.1, layers.2: float16_boundary: query, key, value, beta rounded to float16" in words
+    named = "query, key, value, beta, out, final_state"
+    assert f"note, layers.0, layers.1, layers.2: float16_boundary: {named} rounded to float16" in words
     assert "float32: 44 tensors, 231 kB" in words
 
 
@@ -168,7 +169,10 @@ def test_terminal_document_and_page_count_the_same_nodes(name, target, fuse, tmp
         (row,) = (line for line in shown if line.startswith(f"{site['name']} ") and "  " in line)
         assert cell in re.split(r"\s{2,}", row)
     if added:
-        assert f"{done['nodes_before']} nodes would become {done['nodes_after']}; no model written" in shown[-1]
+        assert f"{done['nodes_before']} nodes would become {done['nodes_after']}" in shown[-1]
+        own = sum(site["nodes"] for site in done["sites"] if site["op"])
+        told = f": {own} of the sites and {removed - own} nodes that only fed them would go, {added} would come;"
+        assert (told in shown[-1]) == (removed > own)
 
 
 def test_equal_sites_share_their_pictures_under_their_own_names(prefill):

@@ -23,7 +23,7 @@ def test_there_are_the_blocks_that_are_tested() -> None:
 
 
 def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
-    quick, more, _, _, plans = BLOCKS
+    quick, more, plans, _, _ = BLOCKS
     commands = steps(quick) + steps(more) + steps(plans)
     assert len(quick.splitlines()) == 1
     assert [command.split()[0] for command in steps(quick)] == ["fuse"] * 4 + ["cmp"]
@@ -35,9 +35,15 @@ def test_the_quick_start_and_what_follows_run(tmp_path: Path) -> None:
     assert list((demo / "sites").glob("*.onnx"))
 
 
+def test_who_uses_it_reads_of_commands_before_the_work_on_it() -> None:
+    headings = re.findall(r"^## (.*)$", README, flags=re.MULTILINE)
+    assert headings.index("Quick start") + 1 == headings.index("Commands") < headings.index("Work on deltafuse")
+    assert README.index('pip install -e ".[dev,docs]"') > README.index("## Work on deltafuse")
+
+
 def test_ci_calls_exactly_the_lines_for_development() -> None:
     lines = [line.strip() for line in (ROOT / ".ci/run").read_text().splitlines()]
-    blocks_of = dict(zip(("newest", "oldest"), (block.splitlines() for block in BLOCKS[2:4]), strict=True))
+    blocks_of = dict(zip(("newest", "oldest"), (block.splitlines() for block in BLOCKS[3:5]), strict=True))
     assert sum(line.startswith("python3 -m venv") for line in lines) == 2
     for name, block in blocks_of.items():
         made = lines.index(f'python3 -m venv "$folder/{name}"')

@@ -169,8 +169,11 @@ def _code(call: Callable[[], object]) -> str:
     return caught.value.code
 
 
-def test_no_record_names_the_sidecar_option(tmp_path: Path) -> None:
+def test_no_record_names_the_sidecar_option_where_it_may_help(tmp_path: Path) -> None:
     _fuse(tmp_path, "none")
+    with pytest.raises(UserError, match="no fused node: it is not what fuse wrote"):
+        rollback(tmp_path / "fused.onnx", tmp_path / "back.onnx")
+    (tmp_path / "fused.onnx.rollback").write_bytes(b"")
     with pytest.raises(UserError, match=r"--sidecar FILE \(fused\.onnx\.rollback\)") as caught:
         rollback(tmp_path / "fused.onnx", tmp_path / "back.onnx")
     assert caught.value.code == "no-record"

@@ -211,6 +211,16 @@ def test_reasons_and_notes_are_said_once_for_all_their_sites() -> None:
     ("changes", "last"),
     [
         ({}, "1 fused; 8808 nodes became 1275; wrote fused.onnx for ascend-310p in 1.1 s"),
+        (
+            {"sites": (fused(removed=2520, emitted={"Cast": 40}), fused(removed=2500, emitted={"Cast": 40}))},
+            "2 fused; 8808 nodes became 1275: 5000 of the sites and 20 nodes that only fed them went, 80 came; "
+            "wrote fused.onnx for ascend-310p in 1.1 s",
+        ),
+        (
+            {"sites": (fused(removed=2499, emitted={"Cast": 40}), fused(status="refused", op=None))},
+            "1 fused, 1 refused; 8808 nodes became 1275: 2499 of the 2500 of the sites went (the rest they share, or "
+            "others read it), 40 came; wrote fused.onnx for ascend-310p in 1.1 s",
+        ),
         ({"output": None, "exit": 4}, "1 fused; no model written (1.1 s)"),
         ({"output": None, "extracted": ("x/a", "x/b")}, "1 fused; 2 files extracted to x in 1.1 s"),
     ],
@@ -235,5 +245,9 @@ def test_verdicts_show_both_errors_and_why() -> None:
     assert lines[3:] == [
         "layers.1 (not-equal): they differ",
         "value-changed: x changed",
+        "error: of a site alone, on drawn operands in double: largest relative difference, at most 1e-12",
+        "rounding: the same at the target's precision; nrmse is held to the bar, max abs to none",
+        "nrmse: root mean square of the difference over that of the unfused values; max abs: the largest difference of "
+        "one number",
         "1 of 2 fused sites equal; 1 other difference",
     ]

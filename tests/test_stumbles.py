@@ -6,6 +6,9 @@ import gc
 import gzip
 import json
 import re
+import shlex
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +53,8 @@ def test_a_site_that_is_left_out_says_so(fuse: Fuse, option: str, value: str, no
     shown = fuse("inspect", DECODE, option, value).out
     assert shown.count("left out  gated_delta_rule") == 2
     assert note in shown
-    assert re.match(r"1 match, 2 left out; \d+ nodes would become \d+; no model written", shown.splitlines()[-1])
+    told = r"1 match, 2 left out; \d+ nodes would become \d+: .* would come; no model written"
+    assert re.match(told, shown.splitlines()[-1])
 
 
 def test_a_form_leaves_out_too(fuse: Fuse) -> None:
@@ -398,6 +402,7 @@ def test_a_file_without_fused_nodes_is_told_by_lint(fuse: Fuse, tmp_path: Path) 
     done = fuse("lint", DECODE)
     assert done.exit == 3
     assert f"{DECODE} holds no fused node of any target: give the file that fuse wrote" in done.out
+    assert done.out.splitlines()[-1] == "nothing to lint, which is no pass: no fused node, 0 notes"
     fused = tmp_path / "fused.onnx"
     assert fuse(DECODE, "-o", fused).exit == 0
     assert "or with --target the target" in fuse("lint", fused, "--target", "ort").out
@@ -406,7 +411,7 @@ def test_a_file_without_fused_nodes_is_told_by_lint(fuse: Fuse, tmp_path: Path) 
 
 def test_a_dry_run_does_not_say_that_anything_is_fused(fuse: Fuse, tmp_path: Path) -> None:
     done = fuse(DECODE, "--dry-run", "--plan", tmp_path / "plan.json")
-    assert re.match(r"3 match; \d+ nodes would become \d+; no model written", done.out.splitlines()[-1])
+    assert re.match(r"3 match; \d+ nodes would become \d+: .* would come; no model written", done.out.splitlines()[-1])
     assert "layers.0  match" in done.out
 
 
@@ -527,6 +532,36 @@ def test_details_of_a_near_miss_say_how_far_it_is(fuse: Fuse) -> None:
     assert any("gated_delta_rule: the rule itself" in line for line in lines)
 
 
+def check_next(line: str, folder: Path) -> str:
+    """Runs what a line tells to do next, as a shell takes it, and gives what that says."""
+    assert line.startswith("next: ")
+    program, *arguments = shlex.split(line.removeprefix("next: "))
+    assert program == "fuse"
+    done = subprocess.run(
+        [sys.executable, "-m", "deltafuse", *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode in (0, 3, 4), done.stderr) == (True, "")
+    return done.stdout
+
+
+def test_what_is_told_to_do_next_is_a_whole_command(fuse: Fuse, tmp_path: Path) -> None:
+    model = tmp_path / "a model.onnx"
+    model.write_bytes(export("nm_chunk_decay_sign").path.read_bytes())
+    shown = fuse("inspect", model, "--rules", "gated_delta_rule").out
+    (line,) = (line for line in shown.splitlines() if "next: " in line)
+    assert line.endswith(" --rules gated_delta_rule")
+    assert "it is the neighbour decay-turned of gated_delta_rule" in check_next(line, tmp_path)
+    assert (tmp_path / "a model-sites.html").is_file()
+    (line,) = (line for line in fuse("inspect", tmp_path).out.splitlines() if "next: " in line)
+    check_next(line.removeprefix(f"{model.name}: "), tmp_path)
+    model.write_bytes(DECODE.read_bytes())
+    (line,) = (line for line in fuse("lint", model).out.splitlines() if "next: " in line)
+    assert "3 fused; " in check_next(line, tmp_path)
+    fused = tmp_path / "a model-fused.onnx"
+    (line,) = (line for line in fuse("lint", fused, "--target", "ort").out.splitlines() if "next: " in line)
+    assert "3 fused nodes against ascend-310p: no findings" in check_next(line, tmp_path)
+
+
 def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse, tmp_path: Path) -> None:
     shown = fuse("inspect", graphs.save(graphs.step(graphs.UNNAMED), tmp_path), "--site", "site.0").out
     lines = [line.strip() for line in shown.splitlines()]
@@ -537,7 +572,8 @@ def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse, tmp_path: Pa
     assert "output 1: final_state float32 [1, 4, 5, 3]" in lines
     (at,) = (i for i, line in enumerate(lines) if line.startswith("smallest relative differences"))
     assert lines[at - 1].startswith("no neighbour with the rule's operands fits; the smallest difference is ")
-    assert lines[-1] == "next: --html FILE draws what was looked at"
+    assert lines[-2] == "a page that draws what was looked at:"
+    check_next(lines[-1], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -556,11 +592,11 @@ def test_details_of_a_near_miss_do_not_deny_its_name(name: str, said: str, fuse:
 
 def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse, tmp_path: Path) -> None:
     path = export("nm_chunk_decay_sign").path
-    told = f"next: fuse inspect {path} --site 'site.0' tells how far off it is, --html FILE draws it\n"
-    assert told in fuse("inspect", path).out
+    told = f"next: fuse inspect {path} --site site.0 --html {path.stem}-sites.html\n"
+    assert f"how far site.0 is from the rule, with a page that draws it:\n{told}" in fuse("inspect", path).out
     assert "next: " not in fuse("inspect", DECODE).out
     drawn = fuse("inspect", path, "--html", tmp_path / "page.html").out
-    assert f"next: fuse inspect {path} --site 'site.0' tells how far off it is\n" in drawn
+    assert f"how far site.0 is from the rule:\nnext: fuse inspect {path} --site site.0\n" in drawn
     shown = fuse("inspect", export("nm_decay_sign").path, "--site", "*").out
     assert "it is the neighbour decay-sign of gated_delta_rule, with a difference of " in shown
 

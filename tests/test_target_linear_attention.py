@@ -136,19 +136,21 @@ def test_grouped_heads_at_bfloat16_are_verified_and_without_fault(name, tmp_path
 def test_a_note_names_what_of_a_double_model_is_rounded(name):
     double = TensorProto.DOUBLE
     site = Site(dtype=double, g_dtype=double, state_dtype=double)
-    assert planned(name, site).notes == ("float32_boundary: query, key, value, g, beta, state rounded to float32",)
+    named = "query, key, value, g, beta, state, out, final_state"
+    assert planned(name, site).notes == (f"float32_boundary: {named} rounded to float32",)
     fresh = Site(state_dtype=double, state_layout=None)
     assert planned(name, fresh).notes == ("float32_boundary: final_state rounded to float32",)
     halves = planned(name, Site(dtype=HALF, g_dtype=double, state_dtype=double))
-    assert halves.notes == ("float16_boundary: g rounded to float16", "float32_boundary: state rounded to float32")
+    states = "float32_boundary: state, final_state rounded to float32"
+    assert halves.notes == ("float16_boundary: g rounded to float16", states)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_note_names_what_of_a_half_model_is_rounded(name):
     half = planned(name, Site(dtype=HALF, state_dtype=HALF), boundary="bf16")
-    assert half.notes == ("bfloat16_boundary: query, key, value, g, beta rounded to bfloat16",)
+    assert half.notes == ("bfloat16_boundary: query, key, value, g, beta, out rounded to bfloat16",)
     brain = planned(name, Site(dtype=BF16, g_dtype=BF16, state_dtype=BF16), boundary="fp16")
-    assert brain.notes == ("float16_boundary: query, key, value, g, beta rounded to float16",)
+    assert brain.notes == ("float16_boundary: query, key, value, g, beta, out rounded to float16",)
 
 
 def test_a_decay_per_key_channel_is_passed_on():

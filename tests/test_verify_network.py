@@ -611,6 +611,10 @@ def test_people_get_both_tables_and_one_last_line(fuse, fused):
     assert row[1:3] == ["passes", "float32"]
     assert any("logits: same most likely token in 1 of 1 row;" in line for line in lines)
     assert lines[-1] == "3 of 3 fused sites equal; 4 of 4 outputs of the whole model within the bar"
+    values = "cosine at least 0.999, NRMSE at most 0.02, largest difference at most 1"
+    assert lines[-2] == f"the bar (FP16 boundary, ascend-310p): {values}"
+    assert lines[-3].startswith("isolated: ")
+    assert "; accumulated: in the fused run" in lines[-3]
 
 
 @pytest.mark.parametrize(

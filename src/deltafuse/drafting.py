@@ -12,6 +12,7 @@ from deltafuse.choosing import Chosen
 from deltafuse.edits import Changes, Edit
 from deltafuse.enclosed import Enclosed
 from deltafuse.errors import InternalError
+from deltafuse.expression_match import ExpressionPlan
 from deltafuse.graph import Graph
 from deltafuse.match import SiteReport
 from deltafuse.pinning import PinPlan
@@ -171,7 +172,7 @@ def _check_names(chosen: Chosen, graph: Graph, plans: Sequence[splice.AnyPlan]) 
 
     Raises:
         InternalError: a bug in an emission.
-        UserError: the same where the target is the user's own.
+        UserError: the same where the target, or the pattern of the expression, is the user's own.
     """
     taken: dict[str, str] = {}
     for plan in plans:
@@ -179,8 +180,11 @@ def _check_names(chosen: Chosen, graph: Graph, plans: Sequence[splice.AnyPlan]) 
         for name in (name for node in plan.nodes for name in node.output if name and name not in results):
             where = "the file" if graph.find(name) is not None else taken.setdefault(name, site)
             if where != site:
-                with at_fault(chosen.target_of(site).file, "target", "emit"):
-                    raise InternalError(f"the nodes emitted for {site} write {name}, which {where} has already")
+                text = f"the nodes emitted for {site} write {name}, which {where} has already"
+                own = plan.file if isinstance(plan, ExpressionPlan) else None
+                target = None if own is not None else chosen.target_of(site).file
+                with at_fault(own, "pattern", "emit"), at_fault(target, "target", "emit"):
+                    raise InternalError(f"{text}: have new values named after the site, as emitter.node does by itself")
 
 
 def draft(

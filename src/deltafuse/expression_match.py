@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import onnx
 
@@ -54,6 +55,7 @@ class ExpressionPlan:
         aliases: name of an output that nothing writes any more -> name of the value its readers read instead.
         target_opset: domain and version that the file must import for the target's operators, None where none of
             them is written.
+        file: of the user's that says what is emitted; None where the pattern is a shipped one.
     """
 
     match: ExpressionMatch
@@ -64,3 +66,4 @@ class ExpressionPlan:
     target_opset: tuple[str, int] | None = None
     notes: tuple[str, ...] = ()
     pins: tuple[tuple[int, int, int], ...] = ()
+    file: Path | None = None

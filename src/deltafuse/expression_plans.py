@@ -66,7 +66,7 @@ def plan_expressions(
             with at_fault(own, "pattern", "emit"), at_fault(theirs, "target", "others"):
                 errors[key] = prove_emission(site.pattern, planned, site.proven, worker, opsets)
         match = replace(planned.match, proof=replace(planned.match.proof, emitted_error=errors[key]))
-        plans.append(replace(planned, match=match))
+        plans.append(replace(planned, match=match, file=own))
         notes = (*match.notes, *planned.notes)
         told = emitted_of(planned.nodes)
         shown = (planned.op, None, notes)

@@ -17,10 +17,10 @@ from deltafuse.inputs import InputOptions
 from deltafuse.limits import within
 from deltafuse.options import FuseOptions
 from deltafuse.report import SCHEMA, Document, failure, fuse_document, plain_document, reason_document, write
-from deltafuse.tables import console, sentences
+from deltafuse.tables import console, say, sentences
 from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_symbols
-from deltafuse.tables_verify import site_lines, unrelated_text, verify_summary
+from deltafuse.tables_verify import bar_text, site_lines, unrelated_text, verify_summary
 from deltafuse.verify import Settings, VerifyReport, check
 from deltafuse.verify_bars import Overrides
 from deltafuse.wording import number, some
@@ -77,7 +77,7 @@ def rollback(given: argparse.Namespace) -> int:
     for one in report.models:
         for site, why in () if one.report is None else one.report.refused:
             screen.print(f"{one.name}: {site} could not be put back: {why}")
-        for note in () if one.report is None else one.report.notes:
+        for note in one.notes:
             screen.print(f"note, {one.name}: {note}")
     screen.print(f"wrote {report.output}")
     _complain(report.errors)
@@ -106,11 +106,12 @@ def compare(given: argparse.Namespace) -> int:
 
         report = verify_folders(given.unfused, given.fused, run)
     if given.json:
-        models = [{"path": one.name, "outcome": one.outcome} | _plain(one.report) for one in report.models]
-        write(_document(report.exit, unfused=report.unfused, fused=report.fused, models=models,
+        write(_document(report.exit, error=_first(report.errors) if report.exit == 1 else None,
+                        unfused=report.unfused, fused=report.fused, models=_verified(report),
                         differing=list(report.differing)))  # fmt: skip
-        return report.exit
-    _print_verify(report)
+    else:
+        _print_verify(report)
+    _complain(report.errors)
     return report.exit
 
 
@@ -134,9 +135,11 @@ def _first(errors: Sequence[UserError]) -> Document | None:
 
 
 def folder_document(report: FolderReport) -> Document:
-    """What became of a folder; ``models`` have the keys of a single model's document, ``path`` and ``outcome``."""
+    """What became of a folder; ``models`` have the keys of a single model's document, ``path`` and two more."""
     models = [
-        _model_document(report, entry) | {"path": entry.name, "outcome": entry.outcome} for entry in report.models
+        _model_document(report, entry)
+        | {"path": entry.name, "outcome": entry.outcome, "written": _written(report, entry)}
+        for entry in report.models
     ]
     return _document(
         report.exit,
@@ -182,7 +185,7 @@ def _print(report: FolderReport) -> None:
     print_table(COLUMNS, [_row(entry) for entry in report.models], screen)
     for entry in report.models:
         for sentence in () if entry.report is None else sentences(entry.report):
-            screen.print(hanging(f"{entry.name}: {sentence}", screen.width))
+            say(f"{entry.name}: {sentence}", screen)
     for pair in report.pairs:
         for difference in pair.differences:
             screen.print(f"{difference.code}: {difference.text}")
@@ -190,14 +193,21 @@ def _print(report: FolderReport) -> None:
         screen.print(f"{pair.prefill} and {pair.decode}: {fit} of {number(len(pair.states), 'state')} fit")
     for note in report.notes:
         screen.print(f"note: {note}")
-    counts = {kind: sum(entry.outcome == kind for entry in report.models) for kind in dict.fromkeys(_kinds(report))}
+    outcomes = [entry.outcome for entry in report.models]
+    kept = {entry.outcome for entry in report.models if _written(report, entry) == "copied"} - {"copied"}
+    counts = {kind: outcomes.count(kind) for kind in outcomes}
     done = "no model written" if report.output is None else f"wrote {report.output} for {report.target}"
-    found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    found = ", ".join(f"{count} {kind}{_as_it_was(count) if kind in kept else ''}" for kind, count in counts.items())
     screen.print(f"{number(len(report.models), 'model')}: {found}; {done} ({report.seconds:.1f} s)")
 
 
-def _kinds(report: FolderReport) -> list[str]:
-    return [entry.outcome for entry in report.models]
+def _written(report: FolderReport, entry: Entry) -> str | None:
+    """How a model came into the output: ``fused`` or ``copied`` (as it was); None where nothing was written."""
+    return None if report.output is None else "fused" if entry.outcome == "fused" else "copied"
+
+
+def _as_it_was(count: int) -> str:
+    return " (copied as it was)" if count == 1 else " (copied as they were)"
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
@@ -219,14 +229,18 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 def _restored(report: FolderRollback) -> list[Document]:
     return [
-        {"path": one.name, "outcome": _undone(one)}
-        | ({"error": _first([one.error])} if one.error else _plain(one.report))
+        {"path": one.name, "outcome": one.outcome}
+        | ({"error": _first([one.error])} if one.error else _plain(one.report) | {"notes": list(one.notes)})
         for one in report.models
     ]
 
 
-def _undone(one: Restored) -> str:
-    return "failed" if one.error else "copied" if one.report is None else "restored"
+def _verified(report: FolderVerify) -> list[Document]:
+    return [
+        {"path": one.name, "outcome": one.outcome, "same_bytes": one.same_bytes}
+        | ({"error": _first([one.error])} if one.error else _plain(one.report))
+        for one in report.models
+    ]
 
 
 def _plain(report: object) -> Document:
@@ -235,8 +249,8 @@ def _plain(report: object) -> Document:
 
 def _restored_row(one: Restored) -> tuple[str, ...]:
     if one.report is None:
-        return one.name, _undone(one), "", ""
-    return one.name, _undone(one), ", ".join(one.report.restored), ", ".join(one.report.remaining)
+        return one.name, one.outcome, "", ""
+    return one.name, one.outcome, ", ".join(one.report.restored), ", ".join(one.report.remaining)
 
 
 def _print_verify(report: FolderVerify) -> None:
@@ -254,13 +268,26 @@ def _print_verify(report: FolderVerify) -> None:
             screen.print(f"{one.name}: site level only ({one.report.skipped.code}): {one.report.skipped.text}")
         for note in one.report.notes:
             screen.print(f"note, {one.name}: {note}")
+    for bar in dict.fromkeys(one.report.bar for one in report.models if one.report is not None):
+        if bar is not None:
+            screen.print(hanging(bar_text(bar), screen.width))
     for name in report.differing:
         screen.print(f"{name}: the file is not the same in both folders")
-    equal = sum(one.outcome != "differs" for one in report.models)
-    others = number(len(report.differing), "other file")
-    differing = f"{others} {'differs' if len(report.differing) == 1 else 'differ'}"
-    screen.print(f"{equal} of {number(len(report.models), 'model')} equal, {differing}")
+    screen.print(_counted(report))
+
+
+def _counted(report: FolderVerify) -> str:
+    """The last line: of the models that were compared how many are equal, and how many were not compared."""
+    outcomes = [one.outcome for one in report.models]
+    equal = outcomes.count("equal")
+    parts = [f"{equal} of {number(equal + outcomes.count('differs'), 'fused model')} equal"]
+    parts += [f"{outcomes.count(kind)} {kind}" for kind in ("unchanged", "unreadable", "failed") if kind in outcomes]
+    others = len(report.differing)
+    return ", ".join([*parts, number(others, "other file differs", "other files differ")])
 
 
 def _compared_row(one: Compared) -> tuple[str, ...]:
+    if one.error is not None:
+        same = "the same file in both folders" if one.same_bytes else "not the same file in both folders"
+        return one.name, one.outcome, f"not compared: {one.error.code}; {same}"
     return one.name, one.outcome, "" if one.report is None else verify_summary(one.report)

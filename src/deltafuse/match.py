@@ -265,6 +265,7 @@ class FuseReport:
 
     Attributes:
         operators: operator -> nodes of it before and after, of the graphs that were searched.
+        search: options that find the same sites again, as the command line takes them.
     """
 
     model: str
@@ -279,3 +280,4 @@ class FuseReport:
     exit: int
     extracted: tuple[str, ...] = field(default=())
     operators: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    search: tuple[str, ...] = ()

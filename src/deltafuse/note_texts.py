@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _BOUNDARY = (
-    "the operands that are named are handed to the kernel as {0}, which does not hold all of their numbers; run fuse "
-    "verify to measure what that costs, or {1}"
+    "the operands that are named are handed to the kernel as {0}, and the results that are named (out, final_state) "
+    "come from it as {0}, which does not hold all of their numbers; run fuse verify to measure what that costs, or {1}"
 )
 #: Code of a note on a site -> what it means; what to do.
 NOTES: Mapping[str, str] = {

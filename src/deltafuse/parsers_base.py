@@ -22,7 +22,8 @@ exit codes:
      fused already, or there is nothing to lower or to lint; nothing was
      written
   4  sites are refused, or near misses beside others; nothing was written
-     (with --keep-going what matched is: 0)
+     (with --keep-going what matched is: 0, or 1 where a model of a folder
+     cannot be read)
   5  verify found a difference, or lint a fault"""
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from deltafuse.parsers_types import bound, cosine, count, pin, state_map
+from deltafuse.verify_tolerances import EXACT, rows
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +52,12 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bars(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("bars, in place of those for the kind of difference and the target")
+    held = "\n".join(f"{row.title}: {row.values}" for row in rows())
+    group = parser.add_argument_group(
+        "bars, in place of those for the kind of difference and the target",
+        f"{held}\nA site alone, in double, may be {EXACT:g} off, whatever is set. The largest difference counts for "
+        "the outputs of whole models only.",
+    )
     group.add_argument("--cosine", type=cosine, metavar="X", help="least cosine")
     group.add_argument("--nrmse", type=bound, metavar="X", help="largest root mean square error, over the unfused")
     group.add_argument("--max-abs", type=bound, metavar="X", help="largest difference of one element")

@@ -207,6 +207,7 @@ def _report(
     before = len(found.file.graph.op) + sum(len(graph.op) - graph.outer for graph in graphs[1:])
     gone = sum(len(nodes) for part in draft.parts for _, nodes in part.removed)
     new = sum(len(plan.nodes) for plan in draft.plans)
+    restated = outcome.restated(found.base) if draft.plans else ()
     return FuseReport(
         model=str(options.model),
         output=None if options.output is None else str(options.output),
@@ -215,14 +216,11 @@ def _report(
         nodes_after=before - len(found.file.graph.op) + len(graphs[0].op) - gone + new,
         sites=reports,
         pinned=() if draft.pins is None else draft.pins.pinned,
-        notes=(
-            *chosen.notes,
-            *outcome.notes(found.file, reports, found.main),
-            *(outcome.restated(found.base) if draft.plans else ()),
-        ),
+        notes=(*chosen.notes, *outcome.notes(found.file, reports, found.main), *restated),
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),
         operators=operators_of(found.file, graphs, draft),
+        search=options.search,
     )
 
 

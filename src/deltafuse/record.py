@@ -19,7 +19,17 @@ from deltafuse.files import atomic, check_output, clear
 from deltafuse.options import ExternalData
 from deltafuse.patch import Digest, Entry, Record, decode, encode, from_text, to_text
 from deltafuse.ragged import Offsets
-from deltafuse.sidecars import KEY, SIDECAR, older, pointer_text, read_sidecar, replacing, sidecar_file, sidecar_path
+from deltafuse.sidecars import (
+    KEY,
+    SIDECAR,
+    no_record,
+    older,
+    pointer_text,
+    read_sidecar,
+    replacing,
+    sidecar_file,
+    sidecar_path,
+)
 from deltafuse.turns import turn
 from deltafuse.wire import Model, scan
 
@@ -168,11 +178,7 @@ def find(model: Model, sidecar: Path | None = None) -> Found:
     if sidecar is not None or (text or "").startswith(SIDECAR):
         raw, mode = read_sidecar(model.path, sidecar, (text or "")[len(SIDECAR) :]), "sidecar"
     elif text is None:
-        raise UserError(
-            "no-record",
-            f"{model.path} holds no rollback record: if it was fused with --record sidecar, give the file with "
-            f"--sidecar FILE ({sidecar_path(model.path).name}); a file fused with --record none cannot be rolled back",
-        )
+        raise UserError("no-record", no_record(model))
     else:
         raw = from_text(text)
     body = _without(model, KEY)

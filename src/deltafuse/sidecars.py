@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deltafuse.boundary import SITE
 from deltafuse.errors import UserError
+from deltafuse.fused import fused_nodes
+from deltafuse.lowering_conv import is_causal_conv
 from deltafuse.patch import FORMAT, LIMIT, from_text
+from deltafuse.wire import Model
 
-__all__ = ["KEY", "SIDECAR", "older", "pointer_text", "read_sidecar", "replacing", "sidecar_file", "sidecar_path"]
+__all__ = [
+    "KEY",
+    "SIDECAR",
+    "no_record",
+    "older",
+    "pointer_text",
+    "read_sidecar",
+    "replacing",
+    "sidecar_file",
+    "sidecar_path",
+]
 
 #: key of the record in metadata_props
 KEY = "deltafuse.record"
@@ -92,3 +107,24 @@ def read_sidecar(model: Path, sidecar: Path | None, name: str) -> bytes:
     version = head.removeprefix(KEY.encode() + b" ").decode("ascii", "replace")
     # the same checks of version and form as for a record in the file
     return raw if version == str(FORMAT) else from_text(f"{version} !")
+
+
+def no_record(model: Model) -> str:
+    """What to say of a file without a record: of one that holds nothing fused there is nothing to undo.
+
+    Args:
+        model: the file.
+    """
+    none, graph, beside = f"{model.path} holds no rollback record", model.graph, sidecar_path(model.path)
+    calls = fused_nodes(graph, range(len(graph.op))) or any(map(is_causal_conv, graph.op, graph.domain))
+    traces = calls or re.search(re.escape(SITE.encode()), model.data)
+    if not traces and not beside.exists():
+        return (
+            f"{none} and no fused node: it is not what fuse wrote, so that there is nothing to roll back; give the "
+            "file that `fuse MODEL -o OUT` wrote"
+        )
+    told = f"{none}, though it holds fused nodes" if traces else none
+    return (
+        f"{told}: give its record with --sidecar FILE ({beside.name}) if it was fused with --record sidecar; what was "
+        "fused with --record none, or by another tool, cannot be rolled back: take the unfused file"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
 LEFT_OUT = "left out"
+#: What a line begins with that has a whole command.
+NEXT = "next: fuse "
 #: How many operators are told of whose number changed.
 OPERATORS = 8
 #: Width where the output goes to a file or another program: nothing is wrapped there.
@@ -45,13 +48,21 @@ def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> No
     elif report.sites:
         print_table(SITE_COLUMNS, [site_row(site) for site in report.sites], screen)
     for sentence in sentences(report, reasons=not (tree and screen.is_terminal)):
-        screen.print(hanging(sentence, screen.width))
+        say(sentence, screen)
     if report.output is not None and not report.exit:
         for line in columns(("operator", "before", "after", "change"), _changes(report)):
             screen.print(line)
     for line in pinned_lines(report.pinned):
         screen.print(hanging(line, screen.width))
     screen.print(summary(report))
+
+
+def say(sentence: str, screen: Console) -> None:
+    """Prints a sentence, folded where it is too long; a command stays one line, which can be copied."""
+    if NEXT in sentence:
+        screen.print(sentence, soft_wrap=True)
+    else:
+        screen.print(hanging(sentence, screen.width))
 
 
 def site_row(site: SiteReport) -> tuple[str | Text, ...]:
@@ -132,13 +143,25 @@ def sentences(report: FuseReport, *, reasons: bool = True, steps: bool = True) -
         yield f"{of_sites(names, total)}: {text}"
     near = [site.name for site in report.sites if site.reason is not None and site.reason.nearest is not None]
     if near and steps:
-        draws = "" if any(note.startswith(PAGE) for note in report.notes) else ", --html FILE draws it"
-        yield f"next: fuse inspect {report.model} --site '{near[0]}' tells how far off it is{draws}"
+        drawn = any(note.startswith(PAGE) for note in report.notes)
+        yield f"how far {near[0]} is from the rule{'' if drawn else ', with a page that draws it'}:"
+        page = () if drawn else ("--html", page_name(report))
+        yield NEXT + command("inspect", report.model, "--site", near[0], *page, *report.search)
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in grouped(notes):
         yield f"note, {of_sites(names, total)}: {text}"
     for note in report.notes:
         yield f"note: {note}"
+
+
+def command(*words: str) -> str:
+    """The words of a command behind ``fuse``, as a shell takes them."""
+    return shlex.join(words)
+
+
+def page_name(report: FuseReport) -> str:
+    """What a page about a model may be called."""
+    return f"{Path(report.model).stem}-sites.html"
 
 
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -163,8 +186,13 @@ def print_lint(report: LintReport, screen: Console) -> None:
         told = f"{report.model} holds no fused node of {' or '.join(report.targets) or 'any target'}"
         other = ", or with --target the target that it was written for" if report.targets else ""
         screen.print(f"{told}: give the file that fuse wrote{other}")
+        fused = str(Path(report.model).with_suffix("")) + "-fused.onnx"
+        step = ("lint", report.model) if report.targets else (report.model, "-o", fused)
+        say(NEXT + command(*step), screen)
     counted = f"{number(report.nodes, 'fused node')} against {', '.join(report.targets) or 'any target'}"
     found = number(len(report.findings), "finding") if report.findings else "no findings"
+    if not report.nodes and not report.findings:
+        counted, found = "nothing to lint, which is no pass", "no fused node"
     screen.print(f"{counted}: {found}, {number(len(report.notes), 'note')}")
 
 
@@ -179,16 +207,28 @@ def status_counts(report: FuseReport) -> dict[str, int]:
     return {status: statuses.count(status) for status in (*STATUS_STYLES, LEFT_OUT) if status in statuses}
 
 
+def _node_change(report: FuseReport, became: str, went: str, came: str) -> str:
+    """How many nodes there were and are, and where more or fewer go than the sites have, why."""
+    text = f"{number(report.nodes_before, 'node')} {became} {report.nodes_after}"
+    taken = [site for site in report.sites if site.removed]
+    own, gone, new = (sum(getattr(site, name) for site in taken) for name in ("nodes", "removed", "added"))
+    if gone > own:
+        return f"{text}: {own} of the sites and {number(gone - own, 'node')} that only fed them {went}, {new} {came}"
+    if gone < own:
+        return f"{text}: {gone} of the {own} of the sites {went} (the rest they share, or others read it), {new} {came}"
+    return text
+
+
 def summary(report: FuseReport) -> str:
     """The last line: what was done, or why nothing was."""
     counts = status_counts(report)
     found = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no site found"
     spent = report.seconds.get("total", sum(report.seconds.values()))
     if report.exit == 0 and report.output is not None and "fused" in counts:
-        change = f"{number(report.nodes_before, 'node')} became {report.nodes_after}"
+        change = _node_change(report, "became", "went", "came")
         return f"{found}; {change}; wrote {report.output} for {report.target} in {spent:.1f} s"
     if report.extracted:
         return f"{found}; {number(len(report.extracted), 'file')} extracted to {_folder(report)} in {spent:.1f} s"
-    change = f"{number(report.nodes_before, 'node')} would become {report.nodes_after}"
+    change = _node_change(report, "would become", "would go", "would come")
     told = f"{found}; {change}" if not report.exit and report.nodes_after != report.nodes_before else found
     return f"{told}; no model written ({spent:.1f} s)"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deltafuse.verify import VerifyReport
 
 #: NRMSE of a site's worst tensor: fed the unfused model's own values, and in the fused run.
-DIVERGENCE_COLUMNS = ("site in the model", "isolated nrmse", "accumulated nrmse", "max abs", "worst tensor")
+DIVERGENCE_COLUMNS = ("site in the model", "isolated nrmse", "accumulated nrmse", "accumulated max abs", "worst tensor")
 #: NRMSE of the worst output of the site alone, with one decision undone.
 ABLATION_COLUMNS = ("decision undone", "instead", "nrmse", "max abs")
 

@@ -15,7 +15,7 @@ from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
 from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
-from deltafuse.tables import dims_text, norm_text, status_text, valid_text
+from deltafuse.tables import NEXT, command, dims_text, norm_text, page_name, say, status_text, valid_text
 from deltafuse.tables_fit import hanging
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.wording import number
@@ -86,7 +86,8 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
             for line in detail_lines(site, formulas):
                 screen.print(hanging(f"  {line}", screen.width))
     if any(site.name in chosen and site.reason is not None and site.reason.nearest for site in report.sites):
-        screen.print("next: --html FILE draws what was looked at")
+        say("a page that draws what was looked at:", screen)
+        say(NEXT + command("inspect", report.model, "--html", page_name(report), *report.search), screen)
     for line in (*(f"note: {note}" for note in report.notes), *pinned_lines(report.pinned)):
         screen.print(hanging(line, screen.width))
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from deltafuse.tables_causes import print_causes, print_divergence, print_masks
 from deltafuse.tables_fit import hanging, print_table
+from deltafuse.verify_tolerances import EXACT, Bar
 from deltafuse.wording import grouped, number, of_sites
 
 if TYPE_CHECKING:
@@ -20,13 +21,37 @@ if TYPE_CHECKING:
     from deltafuse.verify_trial import Finding, SiteVerdict
 
 #: ``error`` is in double; the last two are what rounding at the target's precision adds.
-VERIFY_COLUMNS = ("site", "verdict", "error", "draws", "tokens", "rounding nrmse", "max abs")
+VERIFY_COLUMNS = ("site", "verdict", "error", "draws", "tokens", "rounding nrmse", "rounding max abs")
 
 #: ``worst`` is the element that differs most: its index, the unfused and the fused value.
 NETWORK_COLUMNS = ("output", "verdict", "type", "cosine", "nrmse", "max abs", "worst: unfused, fused")
 #: NRMSE of the fused pair: after the prefill, at the end, at most, and step by step.
 ROLLOUT_COLUMNS = ("fused pair", "state", "first nrmse", "last", "most", "drift")
+_LARGEST = "the largest difference of one number"
 BARS = "▁▂▃▄▅▆▇█"
+
+
+def bar_text(bar: Bar) -> str:
+    """The bar and what it asks for."""
+    return f"the bar ({bar.title}): {bar.values}"
+
+
+def legend(report: VerifyReport) -> Iterator[str]:
+    """What the columns of the tables mean that a report has, and the bar."""
+    network, rounded = report.network, any(site.rounding is not None for site in report.sites)
+    if report.sites:
+        yield f"error: of a site alone, on drawn operands in double: largest relative difference, at most {EXACT:g}"
+    if rounded:
+        yield "rounding: the same at the target's precision; nrmse is held to the bar, max abs to none"
+    if rounded or network is not None:
+        yield f"nrmse: root mean square of the difference over that of the unfused values; max abs: {_LARGEST}"
+    if network is not None and network.divergence is not None:
+        yield (
+            "isolated: the site in the whole model, fed the unfused model's own values; accumulated: in the fused run, "
+            "with what came before it"
+        )
+    if report.bar is not None and (rounded or network is not None):
+        yield bar_text(report.bar)
 
 
 def print_verify(report: VerifyReport, screen: Console) -> None:
@@ -47,6 +72,8 @@ def print_verify(report: VerifyReport, screen: Console) -> None:
     if report.task is not None:
         print_task(report.task, screen)
     print_causes(report, screen)
+    for line in legend(report):
+        screen.print(hanging(line, screen.width))
     for note in report.notes:
         screen.print(f"note: {note}")
     if report.unfused is not None:

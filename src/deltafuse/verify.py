@@ -55,6 +55,7 @@ class VerifyReport:
         unfused, fused: the files; None where there are two graphs, each with a report of its own.
         network: None where the network level was not run.
         skipped: why it, or the task level, was not, where it was asked for.
+        bar: what was asked for at the target's precision; None where there are two graphs.
         notes: what the installed onnxruntime could not show.
         prefill, decode: reports of the two graphs of a pair.
         task: None where the task level was not run.
@@ -79,6 +80,7 @@ class VerifyReport:
     bisect: BisectReport | None = None
     ablations: tuple[AblationReport, ...] = ()
     reproduction: Reproduction | None = None
+    bar: Bar | None = None
 
     @property
     def unrelated(self) -> Finding | None:
@@ -113,7 +115,7 @@ class Settings:
         inputs: what to feed whole models with; sizes are solved and values drawn where nothing is said.
         seconds: limit of one run.
         memory: address space limit in bytes of a whole model's run; None for none.
-        bars: what the user sets in place of the table in `deltafuse.verify_bars`.
+        bars: what the user sets in place of the table in `deltafuse.verify_tolerances`.
         progress: told about stages.
         foreign: what lowers Custom nodes of other tools.
         allow_outside: take data that lies outside of a model's folder.
@@ -187,8 +189,7 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
     if nothing_fused(graphs):
         text = f"{fused} has no fused site that {unfused} lacks; give the unfused model first, then the fused"
         raise UserError("nothing-fused", text)
-    main = graphs[0]
-    bars = [bar_of(one.after.shapes, settings.bars) for one in graphs]
+    main, bars = graphs[0], [bar_of(one.after.shapes, settings.bars) for one in graphs]
     close = max(bars, key=lambda bar: bar.nrmse)
     with Worker(settings.seconds) as worker:
         judged = [_sites(one, bar, settings, worker) for one, bar in zip(graphs, bars, strict=True)]
@@ -218,7 +219,7 @@ def check(unfused: Path, fused: Path, settings: Settings) -> Checked:
         if not report.differs and not (settings.level == "all" and network.code in OBSTACLES):
             raise UserError(network.code, network.text)
         report = replace(report, skipped=finding(network))
-    return Checked(replace(report, exit=5 if report.differs else 0), stage)
+    return Checked(replace(report, exit=5 if report.differs else 0, bar=close), stage)
 
 
 def _blamed(report: VerifyReport, network: NetworkReport | Reason) -> NetworkReport | Reason:
@@ -286,8 +287,7 @@ def _verdict(
 
 def _network(stage: Stage, close: Bar, settings: Settings) -> NetworkReport | Reason:
     models = stage.before.model, stage.after.model
-    found = (obstacle(model, settings.foreign) for model in models)
-    reasons = [reason for reason in found if reason is not None]
+    reasons = [reason for model in models if (reason := obstacle(model, settings.foreign)) is not None]
     options = settings.inputs
     if reasons and options.save is None:
         return reasons[0]

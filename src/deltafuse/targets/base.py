@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from onnx import TensorProto
 
 from deltafuse.dims import Dim
-from deltafuse.match import Match, Plan
+from deltafuse.match import Match, Plan, Role
 from deltafuse.options import Boundary, FuseOptions, Operator
 from deltafuse.reasons import Reason
 
@@ -19,14 +19,19 @@ FLOATS: Mapping[int, str] = {
 }  # fmt: skip
 
 
-def boundary_notes(rounded: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
-    """What is said of operands that a kernel takes in a type that does not hold all of their numbers.
+def boundary_notes(match: Match, typed: Mapping[str, int]) -> tuple[str, ...]:
+    """What is said of operands and results that a node has in a type that does not hold all of their numbers.
 
     Args:
-        rounded: element type -> the roles that are rounded to it.
+        match: the site.
+        typed: role -> its element type at the node; roles that the site lacks are left out.
     """
-    given = {FLOATS[dtype]: ", ".join(names) for dtype, names in rounded.items() if names}
-    return tuple(f"{typed}_boundary: {names} rounded to {typed}" for typed, names in given.items())
+    rounded: dict[str, list[str]] = {}
+    for name, dtype in typed.items():
+        role = getattr(match, name)
+        if isinstance(role, Role) and role.dtype not in ((*FLOATS,) if dtype == TensorProto.FLOAT else (dtype,)):
+            rounded.setdefault(FLOATS[dtype], []).append(name)
+    return tuple(f"{dtype}_boundary: {', '.join(names)} rounded to {dtype}" for dtype, names in rounded.items())
 
 
 @dataclass(frozen=True)

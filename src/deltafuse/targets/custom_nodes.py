@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 
 from deltafuse.layouts import axes
 from deltafuse.match import Match, Plan, Role
-from deltafuse.targets.base import FLOATS, Case, boundary_notes
+from deltafuse.targets.base import Case, boundary_notes
 from deltafuse.targets.emit import Attribute, Emitter, annotate, custom_properties, operand, properties, result
 from deltafuse.targets.layout import Sizes, moves
-from deltafuse.targets.profile import Operator
+from deltafuse.targets.profile import Operator, Port
 
 _FLOAT, _FLOAT16, _INT32 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16), int(TensorProto.INT32)
 #: MindSpore's TypeId of an element type, the value of ``output_types``.
@@ -59,15 +59,20 @@ def _operands(emitter: Emitter, match: Match, operator: Operator, case: Case) ->
         port, role = operator.port(name), getattr(match, name)
         if port is not None and isinstance(role, Role):
             sizes = _sizes(match, "key" if name in norms else "value", case)
-            dtype = port.dtypes[0] if port.dtypes else case.boundary
-            found[name] = operand(emitter, name, role, _flat(port.layout, case), sizes, norms.get(name), dtype)
+            layout = _flat(port.layout, case)
+            found[name] = operand(emitter, name, role, layout, sizes, norms.get(name), _dtype(port, case))
     name = "gk" if match.channel_decay else "g"
     port = operator.port(name)
     if port is not None and match.g is not None:
         layout = _flat(port.layout.replace("K", "D"), case)
         sizes = {**_sizes(match, "value", case), "D": match.dims.key_dim}
-        found[name] = operand(emitter, name, match.g, layout, sizes, None, port.dtypes[0])
+        found[name] = operand(emitter, name, match.g, layout, sizes, None, _dtype(port, case))
     return found
+
+
+def _dtype(port: Port, case: Case) -> int:
+    """Element type that an operand is handed over in."""
+    return port.dtypes[0] if port.dtypes else case.boundary
 
 
 def _flat(layout: str, case: Case) -> str:
@@ -236,13 +241,12 @@ def _axis_pins(match: Match, role: Role, letter: str, size: int, case: Case) -> 
 
 
 def _notes(match: Match, operator: Operator, case: Case) -> tuple[str, ...]:
-    rounded = [name for name, dtype in case.dtypes.items() if dtype != case.boundary]
-    rounded = [name for name in rounded if name not in ("out", "final_state")]
-    gate = operator.port("g")
-    if gate is not None and gate.dtypes == (_FLOAT16,) and match.g is not None and match.g.dtype != _FLOAT16:
-        rounded.append("g")
-    double = gate is not None and gate.dtypes != (_FLOAT16,) and match.g is not None and match.g.dtype not in FLOATS
-    notes = list(boundary_notes({case.boundary: rounded, _FLOAT: ["g"] if double else []}))
+    ports = {name: operator.port(name) for name in ("query", "key", "value", "beta")}
+    typed = {name: _dtype(port, case) for name, port in ports.items() if port is not None}
+    gate = operator.port("gk" if match.channel_decay else "g")
+    typed |= {} if gate is None else {"g": _dtype(gate, case)}
+    rest: dict[str, int] = dict.fromkeys(("state", "out", "final_state"), case.boundary)
+    notes = list(boundary_notes(match, typed | rest))
     if not case.options.pin and not isinstance(match.dims.batch, int):
         notes.append(
             f"batch_one_assumed: the axis {match.dims.batch} stays in the file but must be {case.options.batch}"

@@ -157,10 +157,7 @@ def _value_info(
 
 
 def _notes(match: Match, case: Case) -> tuple[str, ...]:
-    roles = {"query": match.query, "key": match.key, "value": match.value, "g": match.g, "beta": match.beta}
-    kept = (case.boundary,) if case.boundary != FLOAT else (*FLOATS,)
-    rounded = {case.boundary: [name for name, role in roles.items() if role and role.dtype not in kept]}
     # States have a type of their own; without a first one the last one says in which they are computed.
-    states = {"state": match.state} if match.state else {"final_state": match.final_state}
-    rounded.setdefault(FLOAT, []).extend(name for name, role in states.items() if role and role.dtype not in FLOATS)
-    return boundary_notes(rounded)
+    states, other = _state_dtype(match, case), case.boundary
+    operands: dict[str, int] = dict.fromkeys(("query", "key", "value", "g", "beta"), other)
+    return boundary_notes(match, operands | {"state": states, "out": other, "final_state": states})
