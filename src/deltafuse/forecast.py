@@ -47,7 +47,8 @@ class Forecast:
         # What an option asks for in vain is told where the sites are planned.
         with suppress(UserError):
             for site in (_likely(site) for site in sites if isinstance(site, Match)):
-                plan = plan_site(chosen.options_of(site.name), chosen.target_of(site.name), site, opset)
+                options, target = chosen.options_of(site.name), chosen.target_of(site.name)
+                plan = plan_site(options, target, site, opset, likely=True)
                 plans += [plan] if isinstance(plan, Plan) else []
             asked = self._key([scope], [plans])
             self._outlines = drafting.outline(chosen, [scope], [plans])
