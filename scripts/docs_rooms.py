@@ -58,7 +58,7 @@ ROOMS = (
         (
             "wire", "mapping", "scanner", "first_nodes", "lockstep", "protobuf", "messages", "tensors", "edits",
             "composing", "external", "locations", "copies", "files",
-            "turns", "sidecars", "ragged", "sanity", "probing", "near_names", "nesting",
+            "turns", "sidecars", "undoing", "ragged", "sanity", "probing", "near_names", "nesting",
         ),
     ),
     Room(

@@ -12,9 +12,12 @@ import onnx
 import pytest
 
 import graphs
-from deltafuse import ahead, drafting
+from deltafuse import ahead, drafting, targets
 from deltafuse.forecast import Forecast
-from deltafuse.match import FuseReport
+from deltafuse.match import FuseReport, Plan
+from deltafuse.opset import LINEAR_ATTENTION_OPSET
+from deltafuse.targets.base import TargetOptions
+from hand_match import Site, match
 from test_ahead import FREE, NEARLY, NEEDS_A_BATCH, beside
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -100,6 +103,23 @@ def test_exports_are_outlined_once(name: str, outlines: list[int], tmp_path: Pat
     ahead_of_time = fused(model, tmp_path, looks=True)
     assert outlines == [len(ahead_of_time[0].sites)]
     assert ahead_of_time == fused(model, tmp_path, looks=False)
+
+
+@pytest.mark.parametrize("target", ["ascend-310p", "ascend-a2", "onnx", "ort"])
+@pytest.mark.parametrize("tokens", [1, 12, "T"])
+@pytest.mark.parametrize("batch", [1, "B"])
+@pytest.mark.parametrize("pin", [True, False])
+def test_a_plan_of_a_likely_site_has_all_but_what_is_written(
+    target: str, tokens: int | str, batch: int | str, pin: bool
+) -> None:
+    site = match(Site(tokens=tokens, batch=batch))
+    options = TargetOptions(pin=pin, opset=LINEAR_ATTENTION_OPSET)
+    likely, plan = (targets.get(target).plan(site, options, likely=ahead) for ahead in (True, False))
+    if isinstance(plan, Plan):
+        assert likely == Plan(site, plan.op, (), (), plan.pins)
+        assert plan.nodes
+    else:
+        assert likely == plan
 
 
 @pytest.mark.parametrize("name", ["outline", "edits_of"])

@@ -21,8 +21,9 @@ from onnx import helper
 from deltafuse import edits, patch, wire
 from deltafuse.edits import Changes, Insertion
 from deltafuse.errors import UserError
-from deltafuse.record import KEY, Mode, Receipt, find, node_digest, publish, sidecar_path
+from deltafuse.record import KEY, Mode, Receipt, find, publish, sidecar_path
 from deltafuse.rollback import rollback
+from deltafuse.undoing import node_digest
 from wire_forms import FORMS, SITES, external_tensor, random_changes, step_model, write
 
 pytestmark = pytest.mark.usefixtures("one_worker")

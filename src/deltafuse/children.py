@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import IO, cast
 
@@ -52,10 +52,12 @@ class Early:
     Attributes:
         child: for the run's worker; reads the first nodes of the model and makes ready for comparisons.
         module: that will be needed after the run; empty for none.
+        kept: what a run knew; to take it apart when the run returns would take longer than to end the process.
     """
 
     child: Child
     module: str = ""
+    kept: list[object] = field(default_factory=list[object])
 
     def idle(self) -> None:
         """To be called while the run waits for its worker."""

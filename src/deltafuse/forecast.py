@@ -19,6 +19,7 @@ from deltafuse.errors import UserError
 from deltafuse.match import Match, NoMatch, Plan
 from deltafuse.planning import plan_site
 from deltafuse.splice import AnyPlan
+from deltafuse.undoing import Undo, undo_of
 from deltafuse.wire import Model
 
 Plans = Sequence[Sequence[AnyPlan]]
@@ -40,6 +41,7 @@ class Forecast:
         self._edited: Model | None = None
         self._drawn: object = None
         self._edits: tuple[Edit, ...] = ()
+        self._undone: tuple[Model, tuple[Edit, ...], Undo] | None = None
 
     def look(self, scope: Enclosed, sites: Sequence[Match | NoMatch]) -> None:
         """Makes the outline for what is likely to be all that is found."""
@@ -47,7 +49,8 @@ class Forecast:
         # What an option asks for in vain is told where the sites are planned.
         with suppress(UserError):
             for site in (_likely(site) for site in sites if isinstance(site, Match)):
-                plan = plan_site(chosen.options_of(site.name), chosen.target_of(site.name), site, opset)
+                options, target = chosen.options_of(site.name), chosen.target_of(site.name)
+                plan = plan_site(options, target, site, opset, likely=True)
                 plans += [plan] if isinstance(plan, Plan) else []
             asked = self._key([scope], [plans])
             self._outlines = drafting.outline(chosen, [scope], [plans])
@@ -61,8 +64,8 @@ class Forecast:
             return self._outlines
         return drafting.outline(self.chosen, scopes, plans)
 
-    def draw_up(self, base: Model, scopes: Sequence[Enclosed], order: Order, plans: Plans) -> None:
-        """Makes the outline and, where the file is going to be written, the edits ahead of their time.
+    def draw_up(self, file: Model, base: Model, scopes: Sequence[Enclosed], order: Order, plans: Plans) -> None:
+        """Makes the outline and, where the file is going to be written, the edits and what undoes them, ahead of time.
 
         What cannot be made is not told: whoever asks for it, once all is proven, is.
         """
@@ -72,7 +75,9 @@ class Forecast:
                 self._outlines, self._asked = drafting.outline(self.chosen, scopes, plans), asked
             parts = drafting.likely_parts(scopes, self._outlines, plans)
             if any(plans) and parts and options.output is not None and not options.dry_run:
-                self.edits(base, scopes, order, parts)
+                edits = self.edits(base, scopes, order, parts)
+                if options.record != "none" and base is file:
+                    self.undo(file, edits)
 
     def edits(self, base: Model, scopes: Sequence[Enclosed], order: Order, parts: Sequence[Part]) -> tuple[Edit, ...]:
         """As `deltafuse.drafting.edits_of`; those that were made last are kept."""
@@ -81,6 +86,12 @@ class Forecast:
             self._edits = drafting.edits_of(base, scopes, order, parts)
             self._edited, self._drawn = base, asked
         return self._edits
+
+    def undo(self, file: Model, edits: tuple[Edit, ...]) -> Undo:
+        """As `deltafuse.undoing.undo_of`; what was made last is kept."""
+        if self._undone is None or self._undone[0] is not file or self._undone[1] != edits:
+            self._undone = file, edits, undo_of(file, edits)
+        return self._undone[2]
 
     def _key(self, scopes: Sequence[Enclosed], plans: Plans) -> tuple[Any, ...]:
         """All that an outline depends on: the graphs, what their engines were told, and of the plans these things."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 from deltafuse import drafting, files, outcome, patterns, plan_file, record
 from deltafuse.background import Task
@@ -31,6 +32,9 @@ from deltafuse.reasons import Reason
 from deltafuse.searching import Searched
 from deltafuse.user_code import blamed
 from deltafuse.wording import PAGE
+
+#: The sites of a graph as they are planned, None behind the last.
+_Planned = SimpleQueue[Plan | SiteReport | None]
 
 
 @no_garbage_collection()
@@ -130,6 +134,8 @@ def _prepare(
         draft, reports = _plan(clock, worker, forecast, found)
         fused = {plan.match.name for plan in draft.plans}
         left = [name for name in found.base.gathered if name not in fused]
+        if early is not None:
+            early.kept.append(found)
         if not left:
             return found, draft, reports
         # What is not fused stays as the file has it, and is told with what was found of it.
@@ -147,19 +153,19 @@ def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: Found) -> tup
     plan_file.check_sites(chosen, names)
     check_names(chosen.options, names)
     with clock.stage("planning"):
-        planned = [
-            [plan_site(chosen.options_of(site.name), chosen.target_of(site.name), site, opset) for site in one.sites]
-            for one in graphs
-        ]
         expressions = [plan_expressions(chosen, one.expressions.sites, worker, imports) for one in graphs]
         chosen.check([plan for ordinary, _ in expressions for plan in ordinary])
-        scopes = found.scopes
-        likely = [
-            (*(plan for plan in plans if isinstance(plan, Plan)), *ordinary)
-            for plans, (ordinary, _) in zip(planned, expressions, strict=True)
-        ]
-        with Task(lambda: [_prove_plans(chosen, worker, *one) for one in zip(graphs, planned, strict=True)]) as task:
-            forecast.draw_up(found.base.model, scopes, found.order, likely)
+        scopes, planned = found.scopes, [_Planned() for _ in graphs]
+        proofs = zip(graphs, planned, strict=True)
+        with Task(lambda: [_prove_plans(chosen, worker, one, iter(plans.get, None)) for one, plans in proofs]) as task:
+            try:
+                likely = [_plan_sites(chosen, one, plans, opset) for one, plans in zip(graphs, planned, strict=True)]
+            finally:
+                # Nobody waits for more.
+                for plans in planned:
+                    plans.put(None)
+            every = [(*plans, *ordinary) for plans, (ordinary, _) in zip(likely, expressions, strict=True)]
+            forecast.draw_up(found.file, found.base.model, scopes, found.order, every)
         proven = task.result()
         plans = [(*first, *ordinary) for (first, _), (ordinary, _) in zip(proven, expressions, strict=True)]
         # What was refused after all does nothing to the file.
@@ -169,8 +175,18 @@ def _plan(clock: Clock, worker: Worker, forecast: Forecast, found: Found) -> tup
     return drafting.draft(chosen, scopes, outlined, plans, reports)
 
 
+def _plan_sites(chosen: Chosen, searched: Searched, planned: _Planned, opset: int) -> list[Plan]:
+    """Plans the sites of a graph; each can be proven while the next ones are planned."""
+    plans: list[Plan] = []
+    for site in searched.sites:
+        plan = plan_site(chosen.options_of(site.name), chosen.target_of(site.name), site, opset)
+        plans += [plan] if isinstance(plan, Plan) else []
+        planned.put(plan)
+    return plans
+
+
 def _prove_plans(
-    chosen: Chosen, worker: Worker, searched: Searched, planned: Sequence[Plan | SiteReport]
+    chosen: Chosen, worker: Worker, searched: Searched, planned: Iterable[Plan | SiteReport]
 ) -> tuple[list[Plan], list[SiteReport]]:
     """Proves what is to be written, once for each class of sites and the nodes that are emitted for it."""
     plans: list[Plan] = []
@@ -236,6 +252,7 @@ def _write(
             for plan in part.plans
         }
         built = found.base.composed(built, taken)
+        undo = None if options.record == "none" else forecast.undo(found.file, built)
         advance, how = clock.progress.advance, options.external_data
-        receipt = record.publish(found.file, built, output, options.record, progress=advance, how=how)
+        receipt = record.publish(found.file, built, output, options.record, progress=advance, how=how, undo=undo)
     return replace(report, notes=tuple(dict.fromkeys((*report.notes, *receipt.notes))))

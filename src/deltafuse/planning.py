@@ -77,8 +77,18 @@ def _list(names: list[str], shown: int = 12) -> str:
     return ", ".join(names[:shown]) + more
 
 
-def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> Plan | SiteReport:
-    """The plan of one site, or the report of why there is none."""
+def plan_site(
+    options: FuseOptions, target: Target, site: Site, opset: int, *, likely: bool = False
+) -> Plan | SiteReport:
+    """The plan of one site, or the report of why there is none.
+
+    Args:
+        options: for the site.
+        target: what it is written for.
+        site: proven or `likely`; then the plan may be without its nodes.
+        opset: version of the ai.onnx operators that the file imports.
+        likely: whether it is only likely.
+    """
     if isinstance(site, NoMatch):
         return SiteReport(
             site.name, "near-miss" if site.near_miss else "refused", None, None, site.reason, (), site.nodes
@@ -88,7 +98,8 @@ def plan_site(options: FuseOptions, target: Target, site: Site, opset: int) -> P
         return SiteReport(site.name, "match", site, None, left_out(option, site.form), site.notes)
     plan = Reason("opset-old", {"opset": opset, "least": LEAST}) if opset < LEAST else _out_of_range(options, site)
     if plan is None:
-        plan = target.plan(site, target_options(options, pinned_tokens(options, site.dims.tokens), opset))
+        asked = target_options(options, pinned_tokens(options, site.dims.tokens), opset)
+        plan = target.plan(site, asked, likely=likely)
     if site.one_sequence and isinstance(plan, Plan) and (options.batch > 1 or not plan.pins):
         plan = Reason("batch-one-only")
     if isinstance(plan, Reason):

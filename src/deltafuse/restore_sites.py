@@ -10,8 +10,8 @@ import onnx
 from deltafuse.enclosed import held_bodies
 from deltafuse.patch import Entry, Record
 from deltafuse.protobuf import fields
-from deltafuse.record import node_digest
 from deltafuse.subgraphs import attribute_graphs, free_names
+from deltafuse.undoing import node_digest
 from deltafuse.wire import Model
 
 __all__ = ["SHARED", "Node", "Run", "Site", "given_values", "shared_nodes", "site_of", "writer_of", "written_by"]

@@ -10,7 +10,7 @@ import onnx
 from deltafuse.edits import Edit
 from deltafuse.patch import Record
 from deltafuse.protobuf import fields, write_field
-from deltafuse.record import value_digest
+from deltafuse.undoing import value_digest
 from deltafuse.wire import Model
 
 __all__ = ["declared", "undeclare", "unpin"]

@@ -22,9 +22,10 @@ from deltafuse.graph import Graph
 from deltafuse.lint import ASCEND, node_findings
 from deltafuse.lowering_conv import CAUSAL_CONV, is_causal_conv
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.record import find, node_digest
+from deltafuse.record import find
 from deltafuse.shapes import Shapes
 from deltafuse.structure_strangers import NORMED, around, find_strangers, norm_nodes
+from deltafuse.undoing import node_digest
 from deltafuse.verify_bars import target_of
 from deltafuse.verify_cut import Side, site_name
 from deltafuse.verify_regions import Region, Walk, walk_back

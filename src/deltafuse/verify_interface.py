@@ -11,7 +11,8 @@ from deltafuse.dtypes import dtype_name
 from deltafuse.errors import UserError
 from deltafuse.graph import Graph
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.record import content_digest, find, value_digest
+from deltafuse.record import find
+from deltafuse.undoing import content_digest, value_digest
 from deltafuse.wire import Model
 
 TEXTS.update(

@@ -7,7 +7,8 @@ from deltafuse.fused import fused_nodes
 from deltafuse.graph import Graph
 from deltafuse.patch import Record
 from deltafuse.reasons import TEXTS, Reason
-from deltafuse.record import content_digest, find, node_digest
+from deltafuse.record import find
+from deltafuse.undoing import content_digest, node_digest
 from deltafuse.verify_diff import Difference
 from deltafuse.verify_regions import marked
 from deltafuse.wire import Model

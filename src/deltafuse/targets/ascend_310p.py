@@ -49,4 +49,5 @@ PROFILE = Profile(
     fixes_batch=True,
     requires=(Requirement("mindspore-lite", "2.9", "V", "and the kernels of ascend_300iduo, for CANN 8.5"),),
     lint=LintRules(forbidden_ops=("If", "Loop", "Scan"), own_data=True),
+    pins=custom_nodes.pins,
 )

@@ -46,4 +46,5 @@ PROFILE = Profile(
     fixes_batch=True,
     requires=(Requirement("mindspore-lite", "2.9", "A", "and the kernels of ascend_a2"),),
     lint=LintRules(forbidden_ops=("If", "Loop", "Scan"), own_data=True),
+    pins=custom_nodes.pins,
 )

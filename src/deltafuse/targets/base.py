@@ -72,6 +72,17 @@ def target_options(options: FuseOptions, tokens: int | None = None, opset: int =
     return TargetOptions(*chosen, opset, options.batch)
 
 
+def literal_tokens(match: Match, options: TargetOptions) -> int | None:
+    """The token count that is a literal in the output file, None where it stays symbolic."""
+    if isinstance(match.dims.tokens, int):
+        return match.dims.tokens
+    if options.tokens is not None:
+        return options.tokens
+    valid = match.valid_tokens
+    # A graph that is right for one size only gets that size written in.
+    return valid.low if options.pin and valid is not None and valid.low == valid.high else None
+
+
 @dataclass(frozen=True)
 class Case:
     """What a limit looks at: a proven site that is to be fused, or a fused node that is looked over.
@@ -165,6 +176,6 @@ class Target(Protocol):
         """The operator that may replace the site, or the limit that forbids it."""
         ...
 
-    def plan(self, match: Match, options: TargetOptions) -> Plan | Reason:
-        """The nodes that replace the site, or the limit that forbids it."""
+    def plan(self, match: Match, options: TargetOptions, *, likely: bool = False) -> Plan | Reason:
+        """The nodes that replace the site, or the limit that forbids it; one that is only `likely` may have none."""
         ...

@@ -49,7 +49,7 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
         if node.op_type == "Custom":
             annotate(node, custom_properties(match))
     info, notes = _value_info(match, case, outputs), _notes(match, operator, case)
-    return Plan(match, operator.op, nodes, info, _pins(match, case), notes)
+    return Plan(match, operator.op, nodes, info, pins(match, case), notes)
 
 
 def _operands(emitter: Emitter, match: Match, operator: Operator, case: Case) -> dict[str, str]:
@@ -218,15 +218,16 @@ def _value_info(match: Match, case: Case, outputs: list[str]) -> tuple[onnx.Valu
     )
 
 
-def _pins(match: Match, case: Case) -> tuple[tuple[int, int, int], ...]:
+def pins(match: Match, case: Case) -> tuple[tuple[int, int, int], ...]:
+    """The axes that the nodes of `plan` need to be one size."""
     if not case.options.pin:
         return ()
     roles = (*match.operands(), *match.results())
-    pins = [pin for role in roles for pin in _axis_pins(match, role, "B", case.options.batch, case)]
+    found = [pin for role in roles for pin in _axis_pins(match, role, "B", case.options.batch, case)]
     valid = match.valid_tokens
     if not isinstance(match.dims.tokens, int) and valid is not None and valid.low == valid.high:
-        pins += [pin for role in roles for pin in _axis_pins(match, role, "T", valid.low, case)]
-    return tuple(pins)
+        found += [pin for role in roles for pin in _axis_pins(match, role, "T", valid.low, case)]
+    return tuple(found)
 
 
 def _axis_pins(match: Match, role: Role, letter: str, size: int, case: Case) -> list[tuple[int, int, int]]:

@@ -53,7 +53,12 @@ def plan(match: Match, operator: Operator, case: Case) -> Plan:
         if node.op_type == LINEAR_ATTENTION:
             annotate(node, custom_properties(match))
     info = _value_info(match, case, outputs, state_dtype)
-    return Plan(match, operator.op, nodes, info, (), _notes(match, case))
+    return Plan(match, operator.op, nodes, info, pins(match, case), _notes(match, case))
+
+
+def pins(_match: Match, _case: Case) -> tuple[tuple[int, int, int], ...]:
+    """The axes that the nodes of `plan` need to be one size: none."""
+    return ()
 
 
 def _packed(emitter: Emitter, what: str, role: Role, norm: Norm | None, match: Match, repeats: int, case: Case) -> str:

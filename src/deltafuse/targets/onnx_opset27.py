@@ -29,4 +29,5 @@ PROFILE = Profile(
         Requirement("onnxruntime", "1.32", "V", "runs it by its function body, slower than target ort"),
     ),
     others=(causal_conv_ports.operator("", "27"),),
+    pins=linear_attention.pins,
 )

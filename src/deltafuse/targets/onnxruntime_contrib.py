@@ -21,4 +21,5 @@ PROFILE = Profile(
     opset=("com.microsoft", 1),
     requires=(Requirement("onnxruntime", "1.25.1", "S", "the first release that has the operator"),),
     others=(causal_conv_ports.operator("com.microsoft", "1"),),
+    pins=linear_attention.pins,
 )

@@ -51,7 +51,7 @@ def checked(profile: Profile, file: Path) -> Profile:
 
     operators = tuple(replace(one, limits=limits(one.limits)) for one in profile.operators)
     emit = _emit(profile, file)
-    return replace(profile, file=file, operators=operators, shared=limits(profile.shared), emit=emit)
+    return replace(profile, file=file, operators=operators, shared=limits(profile.shared), emit=emit, pins=None)
 
 
 def _error(file: Path, place: str, what: str) -> UserError:

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from deltafuse.errors import UserError
 from deltafuse.match import Match, Plan, Role
 from deltafuse.reasons import Reason
-from deltafuse.targets.base import Case, Limit, TargetOptions, broken
+from deltafuse.targets.base import Case, Limit, TargetOptions, broken, literal_tokens
 from deltafuse.targets.emit import Attribute
 
 FLOAT, FLOAT16, BFLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)
@@ -123,6 +123,8 @@ class LintRules:
 
 #: Writes the nodes of a site that is within the limits.
 Emit = Callable[[Match, Operator, Case], Plan]
+#: Tells the axes that the nodes of a site need to be one size, see `deltafuse.match.Plan`.
+Pins = Callable[[Match, Case], tuple[tuple[int, int, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class Profile:
         runtime: what runs the fused file, where several targets share it; "" for the target's own.
         others: operators that stand for ordinary expressions, which are looked for by default: see
             `deltafuse.expressions.Expression.operator`.
+        pins: tells the axes that the plan of `emit` fixes; None where nothing but `emit` does.
         file: of the user's that defines it, None for a shipped one.
     """
 
@@ -158,6 +161,7 @@ class Profile:
     fixes_batch: bool = False
     runtime: str = ""
     others: tuple[Operator, ...] = ()
+    pins: Pins | None = None
     file: Path | None = None
 
     @property
@@ -190,8 +194,8 @@ class Profile:
         chosen = self._operator(match, options)
         return chosen if isinstance(chosen, Reason) else chosen.op
 
-    def plan(self, match: Match, options: TargetOptions) -> Plan | Reason:
-        """The nodes that replace a site.
+    def plan(self, match: Match, options: TargetOptions, *, likely: bool = False) -> Plan | Reason:
+        """The nodes that replace a site; none of one that is only `likely`, where `pins` tells the rest.
 
         Raises:
             UserError: ``option``: an option names what this target does not have.
@@ -201,6 +205,8 @@ class Profile:
         if isinstance(operator, Reason):
             return operator
         case = self.case(match, options)
+        if likely and self.pins is not None:
+            return Plan(match, operator.op, (), (), self.pins(match, case))
         plan = self.emit(match, operator, case)
         return replace(plan, notes=(*plan.notes, *self._passed_over(operator, case)))
 
@@ -280,17 +286,6 @@ class Profile:
         if options.boundary is None:
             return match.value.dtype if match.value.dtype in self.boundaries else self.boundaries[0]
         return BOUNDARIES[options.boundary]
-
-
-def literal_tokens(match: Match, options: TargetOptions) -> int | None:
-    """The token count that is a literal in the output file, None where it stays symbolic."""
-    if isinstance(match.dims.tokens, int):
-        return match.dims.tokens
-    if options.tokens is not None:
-        return options.tokens
-    valid = match.valid_tokens
-    # A graph that is right for one size only gets that size written in.
-    return valid.low if options.pin and valid is not None and valid.low == valid.high else None
 
 
 def _boundary_roles(match: Match) -> Iterator[tuple[str, Role]]:
