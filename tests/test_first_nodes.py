@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -60,12 +62,6 @@ def saved(folder: Path, form: Form | None = None) -> Path:
     return path
 
 
-@pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_nodes, "LARGE", 0)
-
-
-@pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("form", [None, *FORMS.values()], ids=["plain", *FORMS])
 def test_a_scan_is_the_same_wherever_the_nodes_are_parted(
     form: Form | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,13 +79,11 @@ def test_a_scan_is_the_same_wherever_the_nodes_are_parted(
     assert used == count - 1 if form is None else used >= 0
 
 
-@pytest.mark.usefixtures("_small")
 def test_equal_operators_are_one_text(tmp_path: Path) -> None:
     graph = wire.scan(path := saved(tmp_path), ahead=Beside(path)).graph
     assert len({id(op) for op in graph.op}) == len(set(graph.op))
 
 
-@pytest.mark.usefixtures("_small")
 def test_what_does_not_come_is_read_here(tmp_path: Path) -> None:
     path = saved(tmp_path)
     gone = Gone(path)
@@ -97,7 +91,6 @@ def test_what_does_not_come_is_read_here(tmp_path: Path) -> None:
     assert gone.used
 
 
-@pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("change", ["replaced", "written again", "longer"])
 def test_a_file_that_has_changed_is_read_here(change: str, tmp_path: Path) -> None:
     path = saved(tmp_path)
@@ -115,7 +108,6 @@ def test_a_file_that_has_changed_is_read_here(change: str, tmp_path: Path) -> No
     assert not beside.used
 
 
-@pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("damage", ["cut", "empty", "text", "no graph", "missing", "folder"])
 def test_who_reads_all_says_what_is_wrong(damage: str, tmp_path: Path) -> None:
     path = saved(tmp_path)
@@ -134,7 +126,6 @@ def test_who_reads_all_says_what_is_wrong(damage: str, tmp_path: Path) -> None:
     assert (there.value.code, str(there.value)) == (here.value.code, str(here.value))
 
 
-@pytest.mark.usefixtures("_small")
 def test_a_fault_in_a_node_is_told_as_before(tmp_path: Path) -> None:
     model = step_model()
     raw = bytearray(encode(model, Form()))
@@ -150,15 +141,38 @@ def test_a_fault_in_a_node_is_told_as_before(tmp_path: Path) -> None:
 
 
 def test_small_files_are_not_asked_for(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-    assert Beside(path).rest(wire.mapped(path)[1]) is None
+    class Silent:
+        def ask(self, *_: object) -> None:
+            raise AssertionError
+
+    assert Elsewhere(Silent()).rest(wire.mapped(saved(tmp_path))[1]) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("size", "told"), [(children.LARGE - 1, 4), (children.LARGE, 5), (None, 4)])
+def test_the_child_is_told_of_large_files(
+    size: int | None, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.onnx"
+    if size is not None:
+        path.write_bytes(b"")
+        os.truncate(path, size)
+    asked: list[list[str]] = []
+    started = subprocess.Popen
+
+    def popen(command: list[str], **streams: int) -> subprocess.Popen[bytes]:
+        asked.append(command)
+        return started([sys.executable, "-c", ""], stdin=streams["stdin"], stdout=streams["stdout"])
+
+    monkeypatch.setattr(children.subprocess, "Popen", popen)
+    with children.early(str(path)):
+        assert asked[0][4:] == ["compares", str(path)][: told - 3]
 
 
 def large(path: Path) -> Path:
     nodes = [helper.make_node("Neg", [f"{'v' * 60}{i}"], [f"{'v' * 60}{i + 1}"], f"n{i}") for i in range(32_000)]
     graph = helper.make_graph(nodes, "g", [], [])
     onnx.save(helper.make_model(graph), path)
-    assert path.stat().st_size > first_nodes.LARGE
+    assert path.stat().st_size > children.LARGE
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Generator
@@ -15,6 +16,8 @@ from deltafuse.allocator import one_arena
 
 #: Limit of the child's address space in bytes.
 MEMORY = 16 << 30
+#: Files of fewer bytes are read sooner than what is read of them is sent.
+LARGE = 4 << 20
 
 Child = subprocess.Popen[bytes]
 
@@ -68,7 +71,7 @@ class Early:
 @contextmanager
 def early(model: str, module: str = "") -> Generator[Early]:
     """Starts a child, which is ended with the block; see `Early`."""
-    child = start(compares=True, model=model)
+    child = start(compares=True, model=model if os.path.isfile(model) and os.path.getsize(model) >= LARGE else None)
     one_arena()
     try:
         yield Early(child, module)

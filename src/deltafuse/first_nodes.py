@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import cast
 
+from deltafuse import children
 from deltafuse.limits import no_garbage_collection
 from deltafuse.lockstep import walk
 from deltafuse.mapping import Identity, mapped
@@ -20,8 +21,6 @@ from deltafuse.scanner import NODE_TAG, Columns, Scanner
 from deltafuse.wire import first_graph
 from deltafuse.worker import Worker
 
-#: Files of fewer bytes are read sooner than they are sent.
-LARGE = 4 << 20
 #: How much of the nodes: who reads the rest begins later, and puts all together.
 _SHARE = 0.5
 
@@ -50,8 +49,6 @@ class Reading:
             self._done.set()
 
     def _read(self) -> None:
-        if self._path.stat().st_size < LARGE:
-            return
         view, identity = mapped(self._path)
         start, end = first_graph(view)
         starts, begins, _ = walk(view, start, end, NODE_TAG)
@@ -87,7 +84,7 @@ class Elsewhere:
 
     def rest(self, identity: Identity) -> int | None:
         """See `deltafuse.wire.Ahead`."""
-        if identity[2] < LARGE:
+        if identity[2] < children.LARGE:
             return None
         answer = cast("tuple[Identity, int] | Reason | None", self._worker.ask("rest"))
         return None if answer is None or isinstance(answer, Reason) or answer[0] != identity else answer[1]

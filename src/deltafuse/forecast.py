@@ -5,7 +5,7 @@ It is kept with all that it was worked out from, and taken only where the proven
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -30,12 +30,10 @@ class Forecast:
 
     Args:
         chosen: what becomes of which site.
-        idle: is called when nothing is left to be made ahead.
     """
 
-    def __init__(self, chosen: Chosen, idle: Callable[[], None] | None = None) -> None:
+    def __init__(self, chosen: Chosen) -> None:
         self.chosen = chosen
-        self._idle = idle
         self._asked: object = None
         self._outlines: tuple[Outline, ...] = ()
         self._edited: Model | None = None
@@ -55,8 +53,6 @@ class Forecast:
             asked = self._key([scope], [plans])
             self._outlines = drafting.outline(chosen, [scope], [plans])
             self._asked = asked
-        if self._idle is not None:
-            self._idle()
 
     def outline(self, scopes: Sequence[Enclosed], plans: Plans) -> tuple[Outline, ...]:
         """As `deltafuse.drafting.outline`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 
 from deltafuse.dims import Dim, Expr, substitute, symbol_name
@@ -75,7 +76,7 @@ def pin(
         ``pin-disagree``, ``pin-bound``, ``pin-expression``, ``pin-unknown-symbol``, ``pin-shape-unknown`` or
         ``pin-contradiction``.
     """
-    live = [node for node in range(len(graph.op)) if node not in dead]
+    live = np.delete(np.arange(len(graph.op)), list(dead)).tolist()
     before = shapes.again({})
     _visit(before, live)
     sizes = _Sizes(before)

@@ -54,7 +54,7 @@ def fuse(options: FuseOptions, progress: Progress, early: Early | None = None) -
     _check_page(options)
     chosen = plan_file.chosen_by(options)
     options = chosen.options
-    forecast = Forecast(chosen, None if early is None else early.idle)
+    forecast = Forecast(chosen)
     found, draft, reports = _prepare(options, clock, forecast, early)
     report = _report(chosen, found, draft, reports, clock)
     report = replace(report, notes=(*report.notes, *outcome.unwritten(options, reports)))
@@ -82,7 +82,7 @@ def inspect(options: FuseOptions, progress: Progress, early: Early | None = None
     _check_page(options)
     extracted: tuple[str, ...] = ()
     chosen = of_options(options)
-    forecast = Forecast(chosen, None if early is None else early.idle)
+    forecast = Forecast(chosen)
     found, draft, reports = _prepare(options, clock, forecast, early)
     if options.extract is not None:
         extracted = _extract(options.extract, found, draft)
@@ -129,7 +129,8 @@ def _prepare(
     options: FuseOptions, clock: Clock, forecast: Forecast, early: Early | None
 ) -> tuple[Found, Draft, tuple[SiteReport, ...]]:
     """Everything up to the writing, which fuse and inspect share."""
-    with Worker(seconds=options.timeout, compares=True, child=None if early is None else early.child) as worker:
+    child, idle = (None, None) if early is None else (early.child, early.idle)
+    with Worker(seconds=options.timeout, compares=True, child=child, idle=idle) as worker:
         found = find(clock, worker, forecast, ahead=None if early is None else Elsewhere(worker))
         draft, reports = _plan(clock, worker, forecast, found)
         fused = {plan.match.name for plan in draft.plans}

@@ -108,15 +108,16 @@ class Op:
 
     def shape(self, i: int) -> tuple[Dim, ...] | None:
         """The shape of input `i`."""
-        return self.engine.known_shape(self.inputs[i]) if self.has(i) else None
+        # Value 0, the absent one, has none.
+        return self.engine.known_shape(self.inputs[i]) if i < len(self.inputs) else None
 
     def contents(self, i: int) -> Contents | None:
         """The contents of input `i`."""
-        return self.engine.known_contents(self.inputs[i]) if self.has(i) else None
+        return self.engine.known_contents(self.inputs[i]) if i < len(self.inputs) else None
 
     def dtype(self, i: int) -> int | None:
         """The element type of input `i`."""
-        return self.engine.known_dtype(self.inputs[i]) if self.has(i) else None
+        return self.engine.known_dtype(self.inputs[i]) if i < len(self.inputs) else None
 
     def sizes(self, i: int) -> list[Dim | None] | None:
         """The contents of input `i` as a flat list of sizes."""
@@ -250,8 +251,10 @@ def as_dim(item: object) -> Dim | None:
 
 def paired(value: int, outputs: Sequence[int], found: object, settled: Collection[int]) -> list[tuple[int, Any]]:
     """Pairs results with a node's outputs; those that a caller defined or that are settled stay."""
+    if len(outputs) == 1 and not isinstance(found, tuple):
+        return [(value, found)]
     results = list(cast("tuple[object, ...]", found)) if isinstance(found, tuple) else [found]
     if len(outputs) == 1:
-        return [(value, next(iter(results), None))]
+        return [(value, results[0] if results else None)]
     results += [None] * (len(outputs) - len(results))
     return [(o, r) for o, r in zip(outputs, results, strict=False) if o and (o == value or o not in settled)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from deltafuse.bodies import is_call, scan_call
@@ -211,7 +211,7 @@ class Shapes:
             value, kind, rule = stack.pop()
             if value in memo[kind]:
                 continue
-            needs: list[tuple[int, int, None]] = []
+            needs: Sequence[tuple[int, int, None]] = ()
             if rule is None and (rule := self._rule(value, kind)) is not None and (value, kind) not in opened:
                 needs = self._needs(rule, producer[value])
             if needs:
@@ -232,12 +232,11 @@ class Shapes:
     def _needs(self, rule: Rule[Any], node: int) -> list[tuple[int, int, None]]:
         """What must be settled before, and is not."""
         graph, found = self.graph, list[tuple[int, int, None]]()
-        inputs = graph.node_inputs[node]
+        inputs, count = graph.node_inputs[node], len(graph.node_inputs[node])
         for wanted, positions in rule.needs:
-            known = self._memo[wanted]
-            read = inputs if positions is None else [inputs[i] for i in positions if i < len(inputs)]
-            found += [(need, wanted, None) for need in read if need not in known]
-        for captured in graph.captures.get(node, ()):
+            known, asked = self._memo[wanted], range(count) if positions is None else positions
+            found += [(inputs[i], wanted, None) for i in asked if i < count and inputs[i] not in known]
+        for captured in graph.captures.get(node, ()) if graph.captures else ():
             found += [(captured, wanted, None) for wanted in range(3) if captured not in self._memo[wanted]]
         return found
 
@@ -281,8 +280,8 @@ class Shapes:
             self.conflicts.append(Conflict(self.graph.producer[value], len(shape), len(declared)))
             declared = None
         if declared is None:
-            found = enumerate(shape)
-            return tuple(dim if isinstance(dim, int) else self._choose(value, i, dim, None) for i, dim in found)
+            pairs = enumerate(shape)
+            return tuple([dim if isinstance(dim, int) else self._choose(value, i, dim, None) for i, dim in pairs])
         return tuple(self._choose(value, i, *pair) for i, pair in enumerate(zip(shape, declared, strict=True)))
 
     def _choose(self, value: int, axis: int, dim: Dim | None, stated: Dim | None) -> Dim:

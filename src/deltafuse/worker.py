@@ -112,14 +112,22 @@ class Worker:
         memory: address space limit of the child in bytes.
         compares: the child is going to be asked for comparisons, and makes ready for them at once.
         child: that was started already with the same limit; told to end with the worker; who started it waits.
+        idle: is called once, while the child loads the first model.
 
     A child that was killed is replaced at the next `load`; sessions of the old one answer with a `Reason`.
     """
 
     def __init__(
-        self, seconds: float = 120.0, memory: int = MEMORY, *, compares: bool = False, child: Child | None = None
+        self,
+        seconds: float = 120.0,
+        memory: int = MEMORY,
+        *,
+        compares: bool = False,
+        child: Child | None = None,
+        idle: Callable[[], object] | None = None,
     ) -> None:
         self.seconds = seconds
+        self._idle = idle
         self._memory = memory
         self._compares = compares
         self._given = child
@@ -145,6 +153,8 @@ class Worker:
             self._child = self._start()
             self._gone = self._loaded
         self._loaded += 1
+        if meanwhile is None:
+            meanwhile, self._idle = self._idle, None
         answer = self._ask(("load", self._loaded, model), meanwhile)
         if isinstance(answer, Reason):
             return answer
