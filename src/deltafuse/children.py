@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import IO, cast
 
-from deltafuse.allocator import one_arena
+from deltafuse.allocator import keep_memory
 
 #: Limit of the child's address space in bytes.
 MEMORY = 16 << 30
@@ -72,7 +72,7 @@ class Early:
 def early(model: str, module: str = "") -> Generator[Early]:
     """Starts a child, which is ended with the block; see `Early`."""
     child = start(compares=True, model=model if os.path.isfile(model) and os.path.getsize(model) >= LARGE else None)
-    one_arena()
+    keep_memory()
     try:
         yield Early(child, module)
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from deltafuse.allocator import one_arena
+from deltafuse.allocator import keep_memory
 from deltafuse.worker import AnyArray, Source, read_message, shown, write_message
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def main() -> None:
     """
     memory = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    one_arena()
+    keep_memory()
     # Kernels that print must not disturb the protocol: stdout becomes stderr for everything else.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
