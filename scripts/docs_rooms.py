@@ -119,7 +119,10 @@ ROOMS = (
         "Writing and undoing",
         "byte edits, pinned axes, the patch that gives the original back, folders of models",
         "rules, numerics",
-        ("pipeline", "splice", "pinning", "patch", "record", "rollback", "restore*", "partial", "folder*", "extract"),
+        (
+            "pipeline", "splice", "pinning", "pin_sizes", "patch", "record", "rollback", "restore*", "partial",
+            "folder*", "extract",
+        ),
     ),
     Room(
         "Fused nodes, lowered",

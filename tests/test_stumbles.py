@@ -107,7 +107,14 @@ def test_a_symbol_that_is_like_none_gets_the_list_alone(fuse: Fuse) -> None:
 def test_pinned_axes_are_told_by_symbol_and_made_up_ones_counted(fuse: Fuse) -> None:
     shown = [line for line in fuse("inspect", DECODE).out.splitlines() if line.startswith("pinned: ")]
     document = fuse("inspect", DECODE, "--json").document["pinned"]
-    assert shown[0].startswith("pinned: batch = 1 in input_ids[0], ")
+    why = "static-batch: the target takes a fixed number of sequences"
+    assert shown[0].startswith(f"pinned: batch = 1 ({why}) in input_ids[0], ")
+    why = "valid_tokens: the unfused graph is the rule for this number of tokens only"
+    assert shown[1].startswith(f"pinned: step = 1 ({why}) in input_ids[1], ")
+    whys = {"batch": "static-batch", "step": "valid_tokens"}
+    assert {axis["was"]: axis["why"] for axis in document if axis["was"] in whys} == whys
+    # They always have that size.
+    assert {axis["why"] for axis in document if axis["was"] not in whys} == {""}
     assert not any("dim_2" in line for line in shown)
     made_up = [axis for axis in document if "dim" in axis["was"]]
     assert len(made_up) > 1
@@ -120,6 +127,21 @@ def test_an_axis_without_a_name_is_told_as_such() -> None:
     axes = [Pinned("x", 0, "?", 1), Pinned("x", 1, "n", 2), Pinned("y", 1, "n", 2, "output")]
     assert list(pinned_lines(axes)) == ["pinned: axes without a name = 1 in x[0]", "pinned: n = 2 in x[1], y[1]"]
     assert list(pinned_lines([])) == []
+
+
+def test_an_axis_that_was_asked_for_is_told_as_that_and_one_of_no_reason_as_it_is(fuse: Fuse) -> None:
+    shown = fuse("inspect", PREFILL, "--pin", "seq_len=20").out
+    assert "\npinned: seq_len = 20 (--pin: as asked for) in input_ids[1], " in shown
+    assert "\npinned: batch = 1 (static-batch: " in shown
+    document = fuse("inspect", PREFILL, "--target", "ort", "--pin", "seq_len=20", "--json").document
+    assert {axis["why"] for axis in document["pinned"] if axis["was"] == "seq_len"} == {"--pin"}
+
+
+def test_why_an_axis_is_fixed_is_a_code_that_is_known(fuse: Fuse) -> None:
+    document = fuse("inspect", DECODE, "--pin", "past_seq_len=7", "--json").document
+    codes = {axis["why"] for axis in document["pinned"]} - {"--pin", ""}
+    assert codes == {"static-batch", "valid_tokens"}
+    assert fuse("explain", *codes).exit == 0
 
 
 # Files that are no model
@@ -473,7 +495,7 @@ def test_details_end_with_what_holds_for_the_whole_model(fuse: Fuse, tmp_path: P
     page = tmp_path / "page.html"
     shown = fuse("inspect", PREFILL, "--site", "layers.0", "--html", page).out
     assert f"note: the page is {page}\n" in shown
-    assert "\npinned: batch = 1 in " in shown
+    assert "\npinned: batch = 1 (static-batch: " in shown
 
 
 # How many nodes a site has

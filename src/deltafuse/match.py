@@ -197,6 +197,8 @@ class Pinned:
 
     Attributes:
         kind: of the value: ``input`` or ``output`` of the graph.
+        why: the code that says why, which ``fuse explain`` knows, or the option that asks for it; "" where no site
+            asks for it.
     """
 
     value: str
@@ -204,6 +206,7 @@ class Pinned:
     was: str
     now: int
     kind: str = "input"
+    why: str = ""
 
 
 @dataclass(frozen=True)
