@@ -10,11 +10,13 @@ from deltafuse.dims import Dim
 from deltafuse.evidence import Evidence
 from deltafuse.match import FuseReport
 from deltafuse.probing import byte_size, short_dtype
+from deltafuse.tables import telling
 from deltafuse.tensors import TensorHead
 from deltafuse.wording import number, size_text
 
 #: Operators that have a bar of their own.
 _BARS = 18
+_CUSTOM = "Custom "
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,12 @@ def changes(report: FuseReport) -> bool:
 
 
 def bars(report: FuseReport) -> list[Bar]:
-    """The operators that are there most often, before or after, and all others as one bar."""
+    """What sites become and what is new, then the operators that are there most often, and all others as one bar."""
     before, after = counts(report)
     order = sorted(before | after, key=lambda op: (-max(before[op], after[op]), op))
-    # What is new is what it is all about.
-    new = [op for op in order if not before[op]]
-    shown = [op for op in order if op in {*new[:4], *order[: _BARS - len(new[:4])]}]
-    rest = [op for op in order if op not in shown]
+    first = [op.removeprefix(_CUSTOM) for op in telling(report)]
+    order = [*first, *(op for op in order if op not in first)]
+    shown, rest = order[: max(_BARS, len(first))], order[max(_BARS, len(first)) :]
     found = [Bar(op, before[op], after[op]) for op in shown]
     if rest:
         found.append(Bar(number(len(rest), "other"), sum(before[op] for op in rest), sum(after[op] for op in rest)))
@@ -118,6 +119,6 @@ def bars(report: FuseReport) -> list[Bar]:
 
 def counts(report: FuseReport) -> tuple[Counter[str], Counter[str]]:
     """Nodes by operator, before and after; a Custom node goes by what it calls."""
-    pairs = [(op.removeprefix("Custom "), pair) for op, pair in report.operators.items()]
+    pairs = [(op.removeprefix(_CUSTOM), pair) for op, pair in report.operators.items()]
     before, after = (Counter({op: pair[side] for op, pair in pairs if pair[side]}) for side in (0, 1))
     return before, after

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
 LEFT_OUT = "left out"
-#: How many operators are told of whose number changed.
+#: How many operators are told of whose number changed; more only where more are new.
 OPERATORS = 8
 #: Width where the output goes to a file or another program: nothing is wrapped there.
 PIPED_WIDTH = 100_000
@@ -109,11 +109,22 @@ def valid_text(valid: Validity | None) -> str:
 
 
 def _changes(report: FuseReport) -> list[tuple[str, ...]]:
-    """The operators whose number changed most."""
-    counts = [(op, before, after) for op, (before, after) in report.operators.items() if before != after]
-    changed = [(op, str(before), str(after), f"{after - before:+d}") for op, before, after in counts]
-    more = len(changed) - OPERATORS
-    return changed if more <= 0 else [*changed[:OPERATORS], (f"{more} more", "", "", "see --json")]
+    """The operators that sites became and those that are new, then those whose number changed most."""
+    first = telling(report)
+    counts = {op: both for op, both in report.operators.items() if both[0] != both[1]}
+    order = [*first, *(op for op in counts if op not in first)]
+    changed = [(op, *map(str, counts[op]), f"{counts[op][1] - counts[op][0]:+d}") for op in order]
+    shown = max(OPERATORS, len(first))
+    more = len(changed) - shown
+    return changed if more <= 0 else [*changed[:shown], (f"{more} more", "", "", "see --json")]
+
+
+def telling(report: FuseReport) -> list[str]:
+    """Operators that a table of changes always has: what sites become, then what is new in the graph."""
+    ops = {site.op for site in report.sites if site.op}
+    changed = [op for op, (before, after) in report.operators.items() if before != after]
+    fused = [op for op in changed if op.removeprefix("Custom ").rpartition(".")[2] in ops]
+    return [*fused, *(op for op in changed if not report.operators[op][0] and op not in fused)]
 
 
 def sentences(report: FuseReport, *, reasons: bool = True, steps: bool = True) -> Iterator[str]:
