@@ -21,7 +21,7 @@ from deltafuse import console, tables
 from deltafuse.match import FuseReport, SiteReport
 from deltafuse.patterns import loaded
 from deltafuse.probing import title
-from deltafuse.tables import print_fuse
+from deltafuse.tables import print_fuse, site_row
 from deltafuse.tables_sites import recurrence_text
 from deltafuse.wording import number
 from exports import export
@@ -63,6 +63,19 @@ def test_why_a_site_is_refused_stands_beneath_it() -> None:
 def test_a_tree_keeps_to_the_width(width: int) -> None:
     shown = terminal(DECODE, width).splitlines()
     assert max(len(line) for line in map(_plain, shown)) <= width
+
+
+@pytest.mark.parametrize("width", [40, 50, 80, 200])
+@pytest.mark.parametrize(("model", "target"), [(DECODE, "ort"), (FOUR, "ascend-310p")])
+def test_a_tree_tells_all_that_the_table_tells(model: Path, target: str, width: int) -> None:
+    shown = "\n".join(map(_plain, terminal(model, width, target=target).splitlines()))
+    one_line = " ".join(shown.translate(str.maketrans(dict.fromkeys(BOXES))).split())
+    for site in deltafuse.inspect(model, target=target).sites:
+        *_, rule, form, operator, _, dims, scale, norm, tokens, error = map(str, site_row(site))
+        for text in (site.name, rule, form, operator, dims, scale, norm, tokens):
+            assert "".join(text.split()) in "".join(one_line.split())
+        # A number stays with its name, in one line.
+        assert f"error {error}" in shown
 
 
 def _plain(line: str) -> str:

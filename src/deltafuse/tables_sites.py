@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from string import Formatter
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.text import Text
 from rich.tree import Tree
 
@@ -16,7 +18,7 @@ from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
 from deltafuse.tables import dims_text, norm_text, status_text, valid_text
-from deltafuse.tables_fit import hanging
+from deltafuse.tables_fit import hanging, packed
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.wording import number
 
@@ -25,6 +27,24 @@ _LAYER = re.compile(r"layers?\.\d+")
 _ZERO = "0"
 #: Of token counts beyond those that are proven: no other was tried, or none differs.
 _NO_FAULT = "no fault found"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts one after the other, each in one line where there is room for it.
+
+    Attributes:
+        texts: of the facts.
+    """
+
+    texts: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """The lines, for rich."""
+        # The comma between two, and behind the last of a line, is the gap.
+        for line in packed(list(map(cell_len, self.texts)), options.max_width - 1):
+            ending = "" if line[-1] == len(self.texts) - 1 else ","
+            yield Text(", ".join(self.texts[at] for at in line) + ending, style="dim")
 
 
 def print_tree(report: FuseReport, screen: Console) -> None:
@@ -57,18 +77,25 @@ def _becomes(site: SiteReport) -> str:
     return f"{number(site.nodes, 'node')} {'becomes' if site.nodes == 1 else 'become'} {site.added} with {site.op}"
 
 
-def _facts(site: SiteReport) -> Iterator[Text]:
+def _facts(site: SiteReport) -> Iterator[Text | Facts]:
     match = site.match
-    if isinstance(match, Match):
-        valid = match.valid_tokens
-        tokens = f", right for {valid_text(valid)} {'token' if valid.high == 1 else 'tokens'}" if valid else ""
-        yield Text(f"{dims_text(match.dims)}, scale {match.scale:.6g}, l2 norm {norm_text(match)}{tokens}", style="dim")
-    elif isinstance(match, ExpressionMatch):
-        yield Text(roles_text(match), style="dim")
+    if match is not None:
+        error = f"error {match.proof.max_error:.1e}"
+        yield Facts((*_shape(match), error))
     if site.reason is not None:
         yield Text(f"{site.reason.code}: {site.reason.what}", style="yellow")
         if site.reason.fix:
             yield Text(f"fix: {site.reason.fix}", style="cyan")
+
+
+def _shape(match: Match | ExpressionMatch) -> Iterator[str]:
+    """What the columns of the table say between the operator and the error."""
+    if isinstance(match, ExpressionMatch):
+        yield roles_text(match)
+        return
+    yield from (dims_text(match.dims), f"scale {match.scale:.6g}", f"l2 norm {norm_text(match)}")
+    if match.valid_tokens is not None:
+        yield f"right for {valid_text(match.valid_tokens)} {'token' if match.valid_tokens.high == 1 else 'tokens'}"
 
 
 def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[str, str], screen: Console) -> None:
