@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import gc
 import gzip
+import io
 import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +19,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from rich.console import Console
 
+import deltafuse
 import graphs
 from conftest import Outcome
 from deltafuse import parsers
@@ -21,6 +29,8 @@ from deltafuse.errors import UserError
 from deltafuse.file_kinds import looks_like
 from deltafuse.limits import left, within
 from deltafuse.match import Pinned
+from deltafuse.next_steps import site_steps
+from deltafuse.tables import print_fuse
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.targets.listing import MARKS
 from exports import export
@@ -553,13 +563,13 @@ def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse, tmp_path: Pa
     shown = fuse("inspect", graphs.save(graphs.step(graphs.UNNAMED), tmp_path), "--site", "site.0").out
     lines = [line.strip() for line in shown.splitlines()]
     assert lines[:2] == ["site.0", "status: near-miss, 23 nodes"]
-    assert "--site" not in shown
     assert "`" not in shown
     assert "input 2: query float32 [1, 1, 4, 5]" in lines
     assert "output 1: final_state float32 [1, 4, 5, 3]" in lines
     (at,) = (i for i, line in enumerate(lines) if line.startswith("smallest relative differences"))
     assert lines[at - 1].startswith("no neighbour with the rule's operands fits; the smallest difference is ")
-    assert lines[-1] == "next: --html FILE draws what was looked at"
+    path = tmp_path / "model.onnx"
+    assert lines[-2:] == [f"next: fuse inspect {path} --site site.0 --html model.html", "draws what was looked at"]
 
 
 @pytest.mark.parametrize(
@@ -578,13 +588,65 @@ def test_details_of_a_near_miss_do_not_deny_its_name(name: str, said: str, fuse:
 
 def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse, tmp_path: Path) -> None:
     path = export("nm_chunk_decay_sign").path
-    told = f"next: fuse inspect {path} --site 'site.0' tells how far off it is, --html FILE draws it\n"
+    command = f"next: fuse inspect {path} --site site.0"
+    told = f"{command} --html {path.stem}.html\n  tells how far off it is and draws what was looked at\n"
     assert told in fuse("inspect", path).out
     assert "next: " not in fuse("inspect", DECODE).out
     drawn = fuse("inspect", path, "--html", tmp_path / "page.html").out
-    assert f"next: fuse inspect {path} --site 'site.0' tells how far off it is\n" in drawn
+    assert f"{command}\n  tells how far off it is\n" in drawn
+    assert "next: " not in fuse("inspect", path, "--site", "*", "--html", tmp_path / "page.html").out
     shown = fuse("inspect", export("nm_decay_sign").path, "--site", "*").out
     assert "it is the neighbour decay-sign of gated_delta_rule, with a difference of " in shown
+
+
+@pytest.mark.parametrize("options", [(), ("--target", "ort", "--rules", "gated_delta_rule"), ("--patterns", "my own")])
+def test_what_is_to_be_run_next_runs_as_it_stands(
+    options: tuple[str, ...], fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command, pasted: with paths that need quotes, and those options without which the site is not there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my own").mkdir()
+    path = Path("my own", "a 'near' $miss.onnx")
+    path.write_bytes(export("nm_chunk_decay_sign").path.read_bytes())
+    told = fuse("inspect", path, *options).out
+    for _ in range(2):
+        (command,) = (line.removeprefix("next: ") for line in told.splitlines() if line.startswith("next: "))
+        program, *words = shlex.split(command)
+        assert program == "fuse"
+        assert Path(words[-1]).name == "a 'near' $miss.html"
+        done = fuse(*words)
+        assert done.exit == fuse("inspect", path, *options).exit
+        assert "it is the neighbour decay-turned of gated_delta_rule" in done.out
+        assert Path(words[-1]).read_text().startswith("<!DOCTYPE html>")
+        Path(words[-1]).unlink()
+        told = fuse(*words[:-2]).out
+
+
+def test_a_command_is_not_folded_on_a_narrow_terminal() -> None:
+    report = deltafuse.inspect(export("nm_chunk_decay_sign").path)
+    out = io.StringIO()
+    print_fuse(report, Console(file=out, width=40, force_terminal=True, color_system=None), tree=True)
+    assert f"\n{next(site_steps(report.again, report.model, 'site.0', drawn=False, shown=False))}\n" in out.getvalue()
+
+
+def test_a_page_of_a_folder_is_refused_with_a_command_that_writes_one_of_each(
+    fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my models" / "in"
+    folder.mkdir(parents=True)
+    for name in ("a b.onnx", "c.onnx"):
+        shutil.copy(DECODE, folder / name)
+    for given in (("inspect", folder.parent), (folder.parent, "-o", tmp_path / "out")):
+        said = fuse(*given, "--html", tmp_path / "page.html", "--json")
+        assert (said.exit, said.document["error"]["code"]) == (1, "usage")
+    program = tmp_path / "bin" / "fuse"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m deltafuse "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    command = said.document["error"]["text"].split("`")[1]
+    subprocess.run(["bash", "-c", command], check=True, stdout=subprocess.DEVNULL)
+    assert sorted(path.name for path in folder.glob("*.html")) == ["a b.onnx.html", "c.onnx.html"]
 
 
 def test_a_fixed_number_of_tokens_has_nothing_below_or_above(fuse: Fuse) -> None:

@@ -268,6 +268,7 @@ class FuseReport:
 
     Attributes:
         operators: operator -> nodes of it before and after, of the graphs that were searched.
+        again: words of the command that finds the same sites again, under the same names.
     """
 
     model: str
@@ -282,3 +283,4 @@ class FuseReport:
     exit: int
     extracted: tuple[str, ...] = field(default=())
     operators: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    again: tuple[str, ...] = ()

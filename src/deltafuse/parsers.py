@@ -59,7 +59,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_page(parser: argparse.ArgumentParser) -> None:
-    text = "write what was found, why, and what becomes of it as one page: proofs, pictures; opens without a network"
+    text = "write what was found, why, and what becomes of it as one page: proofs, pictures; opens without a network; "
+    text += "of one model, not of a folder"
     parser.add_argument("--html", type=Path, metavar="FILE", help=text)
 
 

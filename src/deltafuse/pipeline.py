@@ -23,6 +23,7 @@ from deltafuse.gathering import gathered
 from deltafuse.inlining import inlined
 from deltafuse.limits import bounded, no_garbage_collection
 from deltafuse.match import FuseReport, Plan, SiteReport
+from deltafuse.next_steps import inspection
 from deltafuse.notes import Notes
 from deltafuse.operator_counts import emitted_of, operators_of
 from deltafuse.options import FuseOptions, Progress
@@ -256,9 +257,7 @@ def _prove_plans(
     return plans, reports
 
 
-def _report(
-    chosen: Chosen, found: _Found, draft: Draft, reports: tuple[SiteReport, ...], clock: Clock
-) -> FuseReport:
+def _report(chosen: Chosen, found: _Found, draft: Draft, reports: tuple[SiteReport, ...], clock: Clock) -> FuseReport:
     options = chosen.options
     graphs = [searched.scope.model.graph for searched in found.graphs]
     before = len(found.file.graph.op) + sum(len(graph.op) - graph.outer for graph in graphs[1:])
@@ -280,6 +279,7 @@ def _report(
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),
         operators=operators_of(found.file, graphs, draft),
+        again=inspection(options),
     )
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import Dims, FuseReport, Match, SiteReport, Validity
+from deltafuse.next_steps import NEXT, site_steps
 from deltafuse.report import dim, roles_text
 from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_lines
@@ -45,13 +46,24 @@ def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> No
     elif report.sites:
         print_table(SITE_COLUMNS, [site_row(site) for site in report.sites], screen)
     for sentence in sentences(report, reasons=not (tree and screen.is_terminal)):
-        screen.print(hanging(sentence, screen.width))
+        say(sentence, screen)
     if report.output is not None and not report.exit:
         for line in columns(("operator", "before", "after", "change"), _changes(report)):
             screen.print(line)
     for line in pinned_lines(report.pinned):
         screen.print(hanging(line, screen.width))
     screen.print(summary(report))
+
+
+def say(sentence: str, screen: Console) -> None:
+    """Prints a sentence, folded at words; a command stays whole, so that it can be copied."""
+    whole = sentence.startswith(NEXT)
+    screen.print(sentence if whole else hanging(sentence, screen.width), soft_wrap=whole)
+
+
+def has_page(report: FuseReport) -> bool:
+    """Whether a page was written."""
+    return any(note.startswith(PAGE) for note in report.notes)
 
 
 def site_row(site: SiteReport) -> tuple[str | Text, ...]:
@@ -143,8 +155,7 @@ def sentences(report: FuseReport, *, reasons: bool = True, steps: bool = True) -
         yield f"{of_sites(names, total)}: {text}"
     near = [site.name for site in report.sites if site.reason is not None and site.reason.nearest is not None]
     if near and steps:
-        draws = "" if any(note.startswith(PAGE) for note in report.notes) else ", --html FILE draws it"
-        yield f"next: fuse inspect {report.model} --site '{near[0]}' tells how far off it is{draws}"
+        yield from site_steps(report.again, report.model, near[0], drawn=has_page(report), shown=False)
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in grouped(notes):
         yield f"note, {of_sites(names, total)}: {text}"

@@ -14,10 +14,11 @@ from rich.tree import Tree
 
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
+from deltafuse.next_steps import site_steps
 from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
-from deltafuse.tables import dims_text, norm_text, status_text, valid_text
+from deltafuse.tables import dims_text, has_page, norm_text, say, status_text, valid_text
 from deltafuse.tables_fit import hanging, packed
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.wording import number
@@ -112,8 +113,10 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
             screen.print(Text(site.name, style="bold"))
             for line in detail_lines(site, formulas):
                 screen.print(hanging(f"  {line}", screen.width))
-    if any(site.name in chosen and site.reason is not None and site.reason.nearest for site in report.sites):
-        screen.print("next: --html FILE draws what was looked at")
+    why = {site.name: site.reason for site in report.sites if site.name in chosen}
+    near = [name for name, reason in why.items() if reason is not None and reason.nearest is not None]
+    for line in site_steps(report.again, report.model, near[0], drawn=has_page(report), shown=True) if near else ():
+        say(line, screen)
     for line in (*(f"note: {note}" for note in report.notes), *pinned_lines(report.pinned)):
         screen.print(hanging(line, screen.width))
 
