@@ -49,7 +49,8 @@ ROOMS = (
         "tables, JSON documents, HTML pages, made from the dataclasses that stages hand on",
         "how a value in a report came about",
         ("report*", "tables*", "html*", "plots", "note*", "outcome", "reasons", "page*", "picture",
-         "layer_map", "evidence", "operator_counts", "wording", "explaining", "next_steps"),
+         "layer_map", "evidence", "operator_counts", "wording", "explaining", "glossary",
+         "next_steps"),
     ),
     Room(
         "The file",
