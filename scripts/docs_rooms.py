@@ -129,7 +129,7 @@ ROOMS = (
         "Fused nodes, lowered",
         "read the fused nodes of a file and turn them into what onnxruntime runs",
         "matching",
-        ("fused", "lower*", "foreign", "boundary"),
+        ("fused", "fused_sites", "held", "lower*", "foreign", "boundary"),
     ),
     Room(
         "Lint",

@@ -99,6 +99,7 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
         "looked",
         "nearest",
         "notes",
+        "held",
     }
 
 

@@ -13,6 +13,7 @@ from deltafuse.reasons import Reason
 
 if TYPE_CHECKING:
     from deltafuse.expression_match import ExpressionMatch
+    from deltafuse.held import Held
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,7 @@ class SiteReport:
             among it. What several sites share goes with the first that needs it.
         inside: the body that it lies in, e.g. ``If_3/then_branch``; "" in the main graph.
         looked: of a site that is no match, what it reads and writes.
+        held: of a site that was fused before this run.
     """
 
     name: str
@@ -255,6 +257,7 @@ class SiteReport:
     inside: str = ""
     looked: tuple[Looked, ...] = ()
     removed: int = 0
+    held: Held | None = None
 
     @property
     def added(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deltafuse.options import DEFAULT_TARGET, DEFAULT_TIMEOUT, FuseOptions
 
-__all__ = ["NEXT", "inspection", "page_each", "site_steps"]
+__all__ = ["NEXT", "inspection", "page_each", "rollback", "site_steps"]
 
 #: How a line begins of which the rest is a command.
 NEXT = "next: "
@@ -45,6 +45,15 @@ def site_steps(again: Sequence[str], model: str, site: str, *, drawn: bool, show
     yield NEXT + shlex.join([*again, "--site", escape(site), *page])
     tells = [] if shown else ["tells how far off it is"]
     yield f"  {' and '.join([*tells, *([] if drawn else ['draws what was looked at'])])}"
+
+
+def rollback(model: Path) -> str:
+    """A command that gives back the file that a fused one was made from.
+
+    Args:
+        model: the fused one.
+    """
+    return shlex.join(["fuse", "rollback", str(model), "-o", str(model.with_name(f"{model.stem}-unfused.onnx"))])
 
 
 def page_each(folder: Path) -> str:

@@ -101,7 +101,9 @@ def ends(evidence: Evidence, report: FuseReport) -> list[End]:
 
 def changes(report: FuseReport) -> bool:
     """Whether anything becomes of the nodes."""
-    return any(before != after for before, after in report.operators.values()) or any(site.op for site in report.sites)
+    return any(before != after for before, after in report.operators.values()) or any(
+        site.op and site.held is None for site in report.sites
+    )
 
 
 def bars(report: FuseReport) -> list[Bar]:

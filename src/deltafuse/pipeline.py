@@ -19,6 +19,7 @@ from deltafuse.expression_match import ExpressionPlan
 from deltafuse.expression_plans import extract_expressions, plan_expressions
 from deltafuse.extract import extract_sites
 from deltafuse.forecast import Forecast
+from deltafuse.fused_sites import with_held
 from deltafuse.gathering import gathered
 from deltafuse.inlining import inlined
 from deltafuse.limits import bounded, no_garbage_collection
@@ -111,15 +112,13 @@ def inspect(options: FuseOptions, progress: Progress, early: Early | None = None
     """
     clock = Clock(progress)
     _check_page(options)
-    extracted: tuple[str, ...] = ()
     chosen = of_options(options)
     forecast = Forecast(chosen, None if early is None else early.idle)
     found, draft, reports = _prepare(options, clock, forecast, early)
-    if options.extract is not None:
-        extracted = _extract(options.extract, found, draft)
+    extracted = () if options.extract is None else _extract(options.extract, found, draft)
     report = _report(chosen, found, draft, reports, clock)
     report = replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
-    return _show(options, clock, found, draft, report)
+    return _show(options, clock, found, draft, with_held(report, found.file))
 
 
 def _check_page(options: FuseOptions) -> None:

@@ -16,13 +16,19 @@ from deltafuse.next_steps import NEXT, site_steps
 from deltafuse.report import dim, roles_text
 from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_lines
-from deltafuse.wording import PAGE, grouped, number, of_sites
+from deltafuse.wording import PAGE, grouped, number, of_sites, some
 
 if TYPE_CHECKING:
+    from deltafuse.held import Held
     from deltafuse.lint import LintReport
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
 LEFT_OUT = "left out"
+#: Attributes of a Custom node that only say again what its ports and its operator are.
+WIRING = frozenset({
+    "type", "input_names", "optional_input_names", "input_index", "output_names", "output_num", "output_types",
+    "outputs_shape", "dtype",
+})  # fmt: skip
 #: How many operators are told of whose number changed; more only where more are new.
 OPERATORS = 8
 #: Width where the output goes to a file or another program: nothing is wrapped there.
@@ -71,7 +77,7 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
     status = status_text(site)
     match = site.match
     if match is None:
-        return (site.name, status, site.rule, "", "", nodes_text(site), *[""] * (len(SITE_COLUMNS) - 6))
+        return (site.name, status, site.rule, "", site.op or "", nodes_text(site), *[""] * (len(SITE_COLUMNS) - 6))
     if isinstance(match, ExpressionMatch):
         found = (match.rule, match.form, site.op or "", nodes_text(site), roles_text(match))
         return (site.name, status, *found, "", "", "", f"{match.proof.max_error:.1e}")
@@ -92,7 +98,7 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
 
 def nodes_text(site: SiteReport) -> str:
     """``2488 to 43``: nodes that a site has and that come in its place; of one that stays, how many it has."""
-    return f"{site.nodes} to {site.added}" if site.op else str(site.nodes)
+    return f"{site.nodes} to {site.added}" if site.op and site.nodes else str(site.nodes or site.added)
 
 
 def status_text(site: SiteReport) -> Text:
@@ -131,6 +137,24 @@ def _changes(report: FuseReport) -> list[tuple[str, ...]]:
     return changed if more <= 0 else [*changed[:shown], (f"{more} more", "", "", "see --json")]
 
 
+def held_texts(held: Held | None) -> Iterator[str]:
+    """What is known of a site that was fused before this run, a sentence each."""
+    if held is None:
+        return
+    takes, gives = (
+        ", ".join(f"{port.name} {port.type}".strip() for port in ports) for ports in (held.inputs, held.outputs)
+    )
+    yield f"takes {takes}; gives {gives}"
+    attributes = [f"{name} = {text}" for name, text in held.attributes if name not in WIRING]
+    if attributes:
+        yield f"attributes: {', '.join(attributes)}"
+    for (was, now), names in grouped([((was, now), name) for name, was, now in held.rounded]):
+        yield f"rounded: {', '.join(names)} from {was} to {now}"
+    if held.replaced:
+        ops = [f"{count} {op}" for op, count in held.replaced.items()]
+        yield f"replaced: {number(sum(held.replaced.values()), 'node')}: {some(ops, OPERATORS)}"
+
+
 def telling(report: FuseReport) -> list[str]:
     """Operators that a table of changes always has: what sites become, then what is new in the graph."""
     ops = {site.op for site in report.sites if site.op}
@@ -156,6 +180,8 @@ def sentences(report: FuseReport, *, reasons: bool = True, steps: bool = True) -
     near = [site.name for site in report.sites if site.reason is not None and site.reason.nearest is not None]
     if near and steps:
         yield from site_steps(report.again, report.model, near[0], drawn=has_page(report), shown=False)
+    for text, names in grouped([(text, site.name) for site in report.sites for text in held_texts(site.held)]):
+        yield f"{of_sites(names, total)}: {text}"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in grouped(notes):
         yield f"note, {of_sites(names, total)}: {text}"

@@ -13,12 +13,13 @@ from rich.text import Text
 from rich.tree import Tree
 
 from deltafuse.expression_match import ExpressionMatch
+from deltafuse.held import Held
 from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
 from deltafuse.next_steps import site_steps
 from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
-from deltafuse.tables import dims_text, has_page, norm_text, say, status_text, valid_text
+from deltafuse.tables import dims_text, has_page, held_texts, norm_text, say, status_text, valid_text
 from deltafuse.tables_fit import hanging, packed
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.wording import number
@@ -73,6 +74,9 @@ def _headline(site: SiteReport) -> Text:
 
 def _becomes(site: SiteReport) -> str:
     """``2488 nodes become 43 with ChunkGatedDeltaRule``; of a site that stays, how many it has."""
+    if site.held is not None:
+        was = f"{number(site.nodes, 'node')} became " if site.nodes else ""
+        return f"{was}{number(site.added, 'node')} with {site.op}"
     if not site.op:
         return number(site.nodes, "node")
     return f"{number(site.nodes, 'node')} {'becomes' if site.nodes == 1 else 'become'} {site.added} with {site.op}"
@@ -130,6 +134,8 @@ def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]
         if text:
             yield "in its own names:"
             yield from (f"  {line}" for line in text.splitlines())
+    if site.held is not None:
+        yield from _held(site.held)
     if site.emitted:
         yield f"emitted: {', '.join(f'{count} {op}' for op, count in site.emitted.items())}"
     if site.reason is not None:
@@ -139,6 +145,15 @@ def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]
             yield f"{one.kind} {one.number}: {one.name} {tensor_text(one.dtype, one.shape)}".rstrip()
         yield from _distances(site.reason.nearest, site.reason.code)
     yield from (f"note: {note}" for note in site.notes)
+
+
+def _held(held: Held) -> Iterator[str]:
+    yield f"node: {held.node}"
+    for kind, ports in (("input", held.inputs), ("output", held.outputs)):
+        for place, port in enumerate(ports, 1):
+            yield f"{port.name or f'{kind} {place}'}: {port.tensor} {port.type}"
+    yield from (f"attribute {name}: {text}" for name, text in held.attributes)
+    yield from (text for text in held_texts(held) if text.startswith(("rounded: ", "replaced: ")))
 
 
 def _distances(nearest: Nearest | None, code: str) -> Iterator[str]:
