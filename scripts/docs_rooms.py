@@ -48,7 +48,7 @@ ROOMS = (
         "Reports",
         "tables, JSON documents, HTML pages, made from the dataclasses that stages hand on",
         "how a value in a report came about",
-        ("report*", "tables*", "html*", "plots", "note*", "outcome", "reasons", "page*", "picture",
+        ("report*", "tables*", "html*", "axis_names", "plots", "note*", "outcome", "reasons", "page*", "picture",
          "layer_map", "evidence", "operator_counts", "wording", "explaining", "glossary",
          "next_steps"),
     ),

@@ -33,7 +33,8 @@ near-miss; neighbour; neighbours
     in brackets; it stays as it is
 left out; left
     a site that matches, and that --sites, --skip-sites, --form or a plan leaves out
-nearest; compared with; difference; differences; why not; smallest relative difference; what was looked at; looked
+nearest; compared with; difference; differences; why not; smallest relative difference; what was looked at; looked;
+from 1e-16 to 1, by powers of ten
     of a near miss: its inputs and outputs, and the smallest relative difference between its result and that of the
     rule and of each neighbour; one at 1e-12 or below fits
 reason; code; text; why it is left; fix; failed; what it is

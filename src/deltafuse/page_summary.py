@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deltafuse.dims import Dim
+from deltafuse.axis_names import symbol_roles, told
 from deltafuse.evidence import Evidence
 from deltafuse.match import FuseReport
 from deltafuse.probing import byte_size, short_dtype
@@ -81,6 +81,7 @@ def ends(evidence: Evidence, report: FuseReport) -> list[End]:
     """Inputs and outputs with their axes; after is what was pinned."""
     graph = evidence.file.graph
     pinned = {(axis.value, axis.axis): axis.now for axis in report.pinned}
+    roles = symbol_roles(report.sites)
     found: list[End] = []
     for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
         for value in values:
@@ -90,13 +91,24 @@ def ends(evidence: Evidence, report: FuseReport) -> list[End]:
                 found.append(End(name, kind, "not declared as a tensor", ""))
                 continue
             tensor = info.type.tensor_type
-            before: list[Dim | str] = [
+            before: list[int | str] = [
                 dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim
             ]
             after = [pinned.get((name, axis), size) for axis, size in enumerate(before)]
-            texts = [f"{short_dtype(tensor.elem_type)} [{', '.join(map(str, sizes))}]" for sizes in (before, after)]
+            texts = [
+                f"{short_dtype(tensor.elem_type)} [{', '.join(told(size, roles.get(str(size), '')) for size in sizes)}]"
+                for sizes in (before, after)
+            ]
             found.append(End(name, kind, texts[0], texts[1] if after != before else ""))
     return found
+
+
+def pins(report: FuseReport) -> list[tuple[str, int, str, int, str]]:
+    """Tensor, axis, name of the size before, size now, why."""
+    roles = symbol_roles(report.sites)
+    return [
+        (axis.value, axis.axis, told(axis.was, roles.get(axis.was, "")), axis.now, axis.why) for axis in report.pinned
+    ]
 
 
 def changes(report: FuseReport) -> bool:

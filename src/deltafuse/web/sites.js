@@ -43,7 +43,15 @@ function coded(text) {
 function nearest(found) {
   const said = `${found.said[0].toUpperCase()}${found.said.slice(1)}.`;
   return [el("p", {}, `${said} Smallest relative differences over ${count(found.tokens, "token")}, at the best of the likely readings of the inputs:`),
-    table(["compared with", "what it is", "difference"], found.differences.map(([name, text, error]) => [name, text, sci(error)]), [0])];
+    table(["compared with", "what it is", "difference", "from 1e-16 to 1, by powers of ten"], found.differences.map(compared), [0])];
+}
+
+/** A row of what a near miss was compared with; the smallest difference stands out. */
+function compared([name, text, error], place) {
+  const strong = (content) => (place ? content : el("strong", {}, content));
+  const width = error === null ? 100 : Math.min(100, Math.max(1, 100 * (1 + Math.log10(Math.max(error, 1e-16)) / 16)));
+  const track = el("div", { class: "track", "aria-hidden": "true" }, el("span", { class: "bar now", style: `width: ${width.toFixed(1)}%` }));
+  return [strong(name), strong(text), strong(sci(error)), track];
 }
 
 function looked(site) {
