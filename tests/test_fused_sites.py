@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -14,6 +15,7 @@ import pytest
 import bodied
 import graphs
 from conftest import Outcome
+from deltafuse.patch import decode, encode, from_text, to_text
 from exports import export
 
 pytestmark = pytest.mark.usefixtures("one_worker")
@@ -134,6 +136,23 @@ def test_a_record_that_cannot_be_read_is_a_note(fuse: Fuse, tmp_path: Path, text
     assert (done.exit, len(done.document["sites"])) == (3, 3)
     notes = done.document["notes"]
     assert any(note.startswith("what the fused nodes replaced is not known (record-") for note in notes)
+
+
+@pytest.mark.parametrize("kind", ["nodes", "pins"])
+def test_a_record_whose_nodes_are_none_is_a_note(fuse: Fuse, tmp_path: Path, kind: str) -> None:
+    fused = tmp_path / "fused.onnx"
+    fuse(DECODE, "-o", fused)
+    model = onnx.load(fused)
+    (entry,) = (entry for entry in model.metadata_props if entry.key == "deltafuse.record")
+    record = decode(from_text(entry.value))
+    entries = tuple(
+        one._replace(gone=b"\xff" * len(one.removed)) if one.kind == kind else one for one in record.entries
+    )
+    entry.value = to_text(encode(replace(record, entries=entries)))
+    onnx.save(model, fused)
+    done = fuse("inspect", fused, "--json")
+    assert (done.exit, [bool(site["held"]["replaced"]) for site in done.document["sites"]]) == (3, [False] * 3)
+    assert any("not known (record-damaged): " in note for note in done.document["notes"])
 
 
 def test_a_fused_node_in_a_body_is_told_with_it(fuse: Fuse, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from deltafuse.enclosed import Enclosed, fused_bodies
 from deltafuse.errors import UserError
@@ -19,7 +20,7 @@ from deltafuse.match import FuseReport, Pinned, SiteReport
 from deltafuse.next_steps import rollback
 from deltafuse.operator_counts import emitted_of
 from deltafuse.page_nodes import attribute_texts, node_title, ports_of
-from deltafuse.patch import Record
+from deltafuse.patch import Record, damaged
 from deltafuse.probing import short_dtype, tensor_text
 from deltafuse.record import find
 from deltafuse.shapes import Shapes
@@ -58,20 +59,20 @@ def with_held(report: FuseReport, file: Model) -> FuseReport:
     found = [(scope, node) for scope in scopes for node in _fused(scope)]
     if not found:
         return report
+    plain = [_site(scope, scope.graph.label(node), node, [node], None) for scope, node in found]
     try:
         known = find(file)
-    except UserError as error:
-        sites = tuple(_site(scope, scope.graph.label(node), node, [node], None) for scope, node in found)
-        note = f"what the fused nodes replaced is not known ({error.code}): {error}"
-        return replace(report, sites=(*sites, *report.sites), notes=(*report.notes, note))
-    record = known.record
-    sites = [_site(scope, name, main, nodes, record) for scope, name, main, nodes in _recorded(scopes, record)]
+        record = known.record
+        sites = [_site(scope, name, main, nodes, record) for scope, name, main, nodes in _recorded(scopes, record)]
+        pinned = (*_pinned(file, record), *report.pinned)
+    except (UserError, DecodeError) as error:
+        fault = error if isinstance(error, UserError) else damaged(error)
+        note = f"what the fused nodes replaced is not known ({fault.code}): {fault}"
+        return replace(report, sites=(*plain, *report.sites), notes=(*report.notes, note))
     told = {(site.inside, site.held.node) for site in sites if site.held is not None}
-    others = [_site(scope, scope.graph.label(node), node, [node], None) for scope, node in found]
-    sites += [site for site in others if site.held is not None and (site.inside, site.held.node) not in told]
+    sites += [site for site in plain if site.held is not None and (site.inside, site.held.node) not in told]
     back = "puts its sites back and keeps what was edited since" if known.edited else "gives the file back as it was"
     note = f"fused before: `{rollback(Path(report.model))}` {back}"
-    pinned = (*_pinned(file, record), *report.pinned)
     return replace(report, sites=(*sites, *report.sites), pinned=pinned, notes=(*report.notes, note))
 
 
