@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from docs_reasons import errors, findings, notes, reasons
+from docs_reasons import errors, findings, glossary, notes, reasons
 from docs_reference import commands, targets
 from docs_reports import reports
 from docs_rooms import rooms
@@ -18,6 +18,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "errors": errors,
     "findings": findings,
+    "glossary": glossary,
     "notes": notes,
     "reasons": reasons,
     "reports": reports,

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from deltafuse import explaining
+from deltafuse.glossary import GLOSSARY
 from deltafuse.note_texts import NOTES
 from docs_rooms import room_of
 from docs_text import cell, code, table
@@ -47,6 +48,12 @@ def notes() -> str:
     """Codes of notes on sites."""
     rows = [[f"{code(name)}{{ #note-{name} }}", *map(cell, NOTES[name].rsplit("; ", 1))] for name in sorted(NOTES)]
     return table(("code", "what it means", "what to do"), rows)
+
+
+def glossary() -> str:
+    """The words of reports, in the order that reports have them."""
+    rows = [[", ".join(map(code, names)), cell(text)] for names, text in GLOSSARY.items()]
+    return table(("word", "what it means"), rows)
 
 
 def findings() -> str:

@@ -48,8 +48,9 @@ ROOMS = (
         "Reports",
         "tables, JSON documents, HTML pages, made from the dataclasses that stages hand on",
         "how a value in a report came about",
-        ("report*", "tables*", "html*", "plots", "note*", "outcome", "reasons", "page*", "picture",
-         "layer_map", "evidence", "operator_counts", "wording", "explaining"),
+        ("report*", "tables*", "html*", "axis_names", "plots", "note*", "outcome", "reasons", "page*", "picture",
+         "layer_map", "evidence", "operator_counts", "wording", "explaining", "glossary",
+         "next_steps"),
     ),
     Room(
         "The file",
@@ -120,13 +121,16 @@ ROOMS = (
         "Writing and undoing",
         "byte edits, pinned axes, the patch that gives the original back, folders of models",
         "rules, numerics",
-        ("pipeline", "splice", "pinning", "patch", "record", "rollback", "restore*", "partial", "folder*", "extract"),
+        (
+            "pipeline", "splice", "pinning", "pin_sizes", "patch", "record", "rollback", "restore*", "partial",
+            "folder*", "extract",
+        ),
     ),
     Room(
         "Fused nodes, lowered",
         "read the fused nodes of a file and turn them into what onnxruntime runs",
         "matching",
-        ("fused", "lower*", "foreign", "boundary"),
+        ("fused", "fused_sites", "held", "lower*", "foreign", "boundary"),
     ),
     Room(
         "Lint",

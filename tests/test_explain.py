@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
+import deltafuse
+import docs_reports
 from conftest import Outcome
-from deltafuse import targets
+from deltafuse import folder_commands, tables, tables_causes, tables_listing, tables_verify, targets
 from deltafuse.completion import candidates
 from deltafuse.demo import MODELS
 from deltafuse.explaining import explained, texts
+from deltafuse.glossary import GLOSSARY, term_of
 from deltafuse.note_texts import NOTES
 
 Fuse = Callable[..., Outcome]
@@ -39,6 +45,7 @@ def test_without_a_code_all_are_listed(fuse: Fuse) -> None:
     listed = fuse("explain", "--json").document["codes"]
     reasons = {one["code"] for one in listed if one["kind"] == "reason"}
     assert reasons == set(texts())
+    assert len([one for one in listed if one["kind"] == "term"]) == len(GLOSSARY)
     assert {"bad-regex", "unknown-code", "usage"} <= {one["code"] for one in listed if one["kind"] == "error"}
     assert all(one["from"] for one in listed)
     lines = fuse("explain").out.splitlines()
@@ -69,7 +76,7 @@ def test_a_misspelt_code_names_the_nearest(fuse: Fuse) -> None:
 def test_a_code_that_is_not_known_is_told_beside_those_that_are(fuse: Fuse, code: str, hint: str) -> None:
     done = fuse("explain", "valid_tokens", code, "pin-*", "--json")
     assert (done.exit, done.document["error"]["code"]) == (1, "unknown-code")
-    assert f"there is no code {code!r}; {hint}" in done.document["error"]["text"]
+    assert f"there is no code {code!r}, and no such term; {hint}" in done.document["error"]["text"]
 
 
 def test_completion_offers_every_code() -> None:
@@ -134,7 +141,78 @@ def test_every_note_on_a_site_has_a_code_that_is_known(fuse: Fuse, options: tupl
     assert codes <= set(NOTES)
 
 
-def test_a_status_is_no_code_and_braces_are_told(fuse: Fuse) -> None:
-    assert "near-miss is a status and no code: give what stands in brackets" in fuse("explain", "near-miss").err
+def test_braces_are_told(fuse: Fuse) -> None:
     assert fuse("explain", "static-batch").out.endswith("is filled in when it is shown\n")
     assert "filled in" not in fuse("explain", "undecayed-read").out
+
+
+# Words of reports
+
+
+@pytest.mark.parametrize("words", [("near-miss",), ("near miss",), ("near", "miss"), ("near_miss",), ("Near miss",)])
+def test_a_word_of_several_is_known_however_it_is_written(fuse: Fuse, words: tuple[str, ...]) -> None:
+    shown = fuse("explain", *words).out.splitlines()
+    assert shown == ["near-miss, a word of tables, pages and JSON documents", f"  {term_of('near miss')[1]}"]
+    (one,) = fuse("explain", *words, "--json").document["codes"]
+    assert (one["code"], one["kind"], one["texts"]) == ("near-miss", "term", [term_of("near-miss")[1]])
+
+
+def test_codes_and_words_together_and_a_code_goes_first(fuse: Fuse) -> None:
+    done = fuse("explain", "not-the-rule", "nrmse", "--json").document["codes"]
+    assert [(one["code"], one["kind"]) for one in done] == [("not-the-rule", "reason"), ("nrmse", "term")]
+    assert "fuse lower" in fuse("explain", "lowered").out
+    (one,) = fuse("explain", "valid_tokens", "--json").document["codes"]
+    assert one["kind"] == "note"
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("nrsme", "nrmse"), ("acumulated", "accumulated"), ("near-mis", "near-miss")]
+)
+def test_a_misspelt_word_names_the_nearest(fuse: Fuse, word: str, near: str) -> None:
+    done = fuse("explain", word, "--json")
+    assert (done.exit, done.document["error"]["code"]) == (1, "unknown-code")
+    assert near in done.document["error"]["text"].partition("did you mean ")[2].removesuffix("?").split(" or ")
+
+
+def test_no_word_has_two_meanings() -> None:
+    names = [name.casefold().replace("-", " ") for names in GLOSSARY for name in names]
+    assert len(set(names)) == len(names)
+
+
+def unknown(words: Iterable[str]) -> list[str]:
+    """Those of some words that are neither a term nor a code."""
+    return sorted(word for word in set(words) if term_of(word) is None and not explained([word]))
+
+
+def test_every_heading_of_a_table_is_known() -> None:
+    modules = (tables, tables_causes, tables_listing, tables_verify, folder_commands)
+    found = [vars(module)[name] for module in modules for name in vars(module) if name.endswith("COLUMNS")]
+    assert len(found) > 6
+    assert unknown(word for columns in found for word in columns) == []
+    assert unknown(tables.STATUS_STYLES) == []
+
+
+def test_every_label_of_a_sites_detail_is_known(fuse: Fuse) -> None:
+    shown = fuse("inspect", MODELS / "decode.onnx", "--site", "*").out
+    labels = set(re.findall(r"^  ([a-z0-9_ ]+): ", shown, re.MULTILINE)) - {"in its own names"}
+    assert len(labels) > 12
+    assert unknown(labels) == []
+
+
+def test_every_heading_of_a_page_is_known() -> None:
+    package = Path(deltafuse.__file__).parent
+    pages = [path.read_text() for path in (package / "templates").glob("*.html.j2")]
+    found = [word.strip() for text in pages for word in re.findall(r"<(?:h[2-4]|th)[^>]*>([^<{]*)<", text)]
+    script = (package / "web" / "sites.js").read_text()
+    rows = re.findall(r'table\(\[("[^\]]*)\]', script) + re.findall(r'rows\.push\(\[("[^"]*")', script)
+    found += [word for row in rows for word in re.findall(r'"([^"]*)"', row)]
+    found += re.findall(r'el\("h3", \{\}, (?:near \? )?"([^"]+)"', script)
+    assert len(found) > 60
+    assert unknown(word for word in found if word) == []
+
+
+def test_every_key_of_a_document_is_known(fuse: Fuse) -> None:
+    document = fuse("inspect", MODELS / "decode.onnx", "--json").document
+    kinds = {kind for report in docs_reports.REPORTS.values() for kind in docs_reports._reached(report)}
+    fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
+    assert unknown([*document, *document["sites"][0], *fields]) == []

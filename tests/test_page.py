@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -16,7 +17,7 @@ from onnx import TensorProto, helper
 
 import deltafuse
 import graphs
-from deltafuse import drafting, pipeline
+from deltafuse import axis_names, drafting, pipeline
 from deltafuse.adjusting import Adjustments
 from deltafuse.classes import classify
 from deltafuse.demo import MODELS
@@ -30,6 +31,7 @@ from deltafuse.page_pictures import Pictures
 from deltafuse.page_summary import bars, counts
 from deltafuse.picture import DRAWN, Part, draw
 from deltafuse.reasons import Reason
+from deltafuse.report import site_document
 from deltafuse.shapes import Shapes
 from deltafuse.wire import scan
 from exports import export
@@ -96,7 +98,7 @@ def test_a_page_of_what_stays_shows_what_is_there_once(name, tmp_path):
     body = (tmp_path / "page.html").read_text().partition("<main>")[2].partition("</main>")[0]
     words = "".join(Checker(re.sub(r"<(meta|link|input)[^>]*>", "", body)).text)
     assert "before" not in words.partition("Operators")[2].partition("Layers")[0]
-    assert "no site is fused: all stay" in words
+    assert "nothing is changed: all stay" in words
     assert "the same" not in words
     counts = Counter(node.op_type for node in onnx.load(model).graph.node)
     assert f"nodes{counts.total()}" in re.sub(r"\s", "", words)
@@ -125,7 +127,7 @@ def test_a_site_is_told_in_full(prefill):
     match = report.sites[0].match
     roles = dict(first["operands"])
     assert roles["query"] == {
-        "value": match.query.name, "shape": ["batch", "seq_len", 32], "dtype": "float32", "layout": "BT(HD)",
+        "value": match.query.name, "shape": ["batch", "tokens (seq_len)", "32"], "dtype": "float32", "layout": "BT(HD)",
     }  # fmt: skip
     assert [name for name, _ in first["results"]] == ["out", "final_state"]
     assert first["norms"] == [["query", "rsqrt", match.query_norm.eps], ["key", "rsqrt", match.key_norm.eps]]
@@ -504,3 +506,43 @@ def test_contrast_is_enough_in_light_and_dark(scheme):
         assert contrast(colours["stroke"], colours[ground]) >= 3, ground
     assert contrast(colours["text"], colours["tint"]) >= 4.5
     assert contrast(colours["first"], colours["tint"]) >= 3
+
+
+def test_axes_have_what_they_are_beside_the_names_that_an_exporter_made_up(tmp_path):
+    path = tmp_path / "page.html"
+    report = deltafuse.inspect(export("chunk_dy20_dynBT").path, html=path)
+    shapes = {name: role["shape"] for name, role in data(path)[1][0]["operands"]}
+    match = report.sites[0].match
+    for name in ("query", "key", "value"):
+        role = getattr(match, name)
+        assert role.layout == "BTHD"
+        assert shapes[name] == ["batch", f"tokens ({role.shape[1]})", *map(str, role.shape[2:])]
+    text = path.read_text()
+    assert f"float32 [batch, tokens ({match.query.shape[1]}), 2, 16]" in text
+    # The documents have the model's own names.
+    assert site_document(report.sites[0])["roles"]["query"]["shape"][1] == str(match.query.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("size", "role", "shown"), [(4, "tokens", "4"), ("batch", "batch", "batch"), ("s7", "tokens", "tokens (s7)")]
+)
+def test_a_size_is_told_with_what_its_axis_is(size, role, shown):
+    assert axis_names.told(size, role) == shown
+    assert axis_names.told(size, "") == str(size)
+
+
+def test_a_name_that_is_two_things_is_told_alone():
+    report = deltafuse.inspect(export("chunk_dy20_dynBT").path)
+    (site,) = report.sites
+    tokens = site.match.query.shape[1]
+    swapped = replace(site.match, key=replace(site.match.key, shape=(tokens, *site.match.key.shape[1:])))
+    assert axis_names.symbol_roles(report.sites)[str(tokens)] == "tokens"
+    assert str(tokens) not in axis_names.symbol_roles((*report.sites, replace(site, match=swapped)))
+
+
+def test_why_an_axis_is_pinned_stands_beside_it(tmp_path):
+    path = tmp_path / "page.html"
+    deltafuse.inspect(DECODE, html=path)
+    rows = path.read_text().split("<h3>Pinned axes</h3>")[1].split("</table>")[0]
+    assert "<td>batch</td><td>1</td><td>static-batch</td>" in rows
+    assert "<td>tokens (step)</td><td>1</td><td>valid_tokens</td>" in rows

@@ -302,3 +302,42 @@ def test_the_only_site_of_a_page_is_open_and_no_command_is_told_to_be_next(tab, 
     assert first > 100
     assert all(first >= width > 0 for width in others)
     assert "next: " not in tab.run("document.querySelector('main').textContent")
+
+
+def test_why_not_comes_before_the_operators_and_the_neighbour_that_fits_stands_out(tab, tmp_path):
+    page = tmp_path / "page.html"
+    deltafuse.inspect(export("nm_chunk_decay_sign").path, html=page)
+    tab.open(page)
+    tab.wait("document.querySelector('#site-0 .why table')")
+    headings = tab.run("[...document.querySelectorAll('h2, h3')].map((heading) => heading.textContent)")
+    assert headings.index("Why not") < headings.index("What was looked at") < headings.index("Operators")
+    rows = tab.run(
+        "[...document.querySelectorAll('.why tr')].slice(1).map((row) => [row.cells[0].textContent, "
+        "Number(row.cells[2].textContent), row.querySelector('.bar').getBoundingClientRect().width, "
+        "row.querySelectorAll('strong').length])"
+    )
+    names, differences, widths, strong = zip(*rows, strict=True)
+    assert names[0] == "decay-turned"
+    assert differences[0] < 1e-12 < differences[1]
+    assert list(differences) == sorted(differences)
+    assert 0 < widths[0] < 10 < 80 < widths[1] <= widths[-1]
+    assert strong == (3, *[0] * (len(rows) - 1))
+    first = "document.querySelector('.bar').getBoundingClientRect().top"
+    assert tab.run(f"{first} > document.querySelector('.why h3').getBoundingClientRect().top")
+
+
+def test_a_fused_file_shows_its_nodes(tab, tmp_path):
+    fused, page = tmp_path / "fused.onnx", tmp_path / "page.html"
+    deltafuse.fuse(MODELS / "decode.onnx", fused)
+    deltafuse.inspect(fused, html=page)
+    tab.open(page)
+    assert shown(tab) == ["layers.0", "layers.1", "layers.2"]
+    expand(tab, 1)
+    text = tab.run("document.querySelector('#site-1').textContent")
+    assert "Fused before this run" in text
+    assert "RecurrentGatedDeltaRule (ai.onnx)" in text
+    assert "query from float32 to float16" in text
+    assert "layers.1/gated_delta_rule/query/cast" in text
+    assert "scale_value" in text
+    assert "undefined" not in text
+    assert re.search(r"\d+ Constant, \d+ Unsqueeze", text)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from deltafuse.dims import symbol
+from deltafuse.pin_sizes import Seed
 from deltafuse.pinning import PinPlan, pin
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
@@ -44,7 +45,7 @@ def pinned(
     dead: Sequence[int] = (),
 ) -> PinPlan | Reason:
     shapes = engine_of(model, folder)
-    return pin(shapes.graph, shapes, [(value_of(shapes, name), *rest) for name, *rest in seeds], dead, extra)
+    return pin(shapes.graph, shapes, [Seed(value_of(shapes, name), *rest) for name, *rest in seeds], dead, extra)
 
 
 def plan_of(
@@ -124,7 +125,7 @@ def test_dynamic_axes_of_a_torchscript_export(name: str, axes: tuple[int, ...], 
     model, shapes = onnx.load(path), Shapes(scan(path))
     before = after(model, PinPlan((), (), {}))
     assert all(before[value] == dims for value, dims in PREFILL_BEFORE.items() if "prefill" in name)
-    plan = pin(shapes.graph, shapes, [(decay_of(shapes), axis, 1) for axis in axes])
+    plan = pin(shapes.graph, shapes, [Seed(decay_of(shapes), axis, 1) for axis in axes])
     assert isinstance(plan, PinPlan)
     assert after(model, plan) == expected
     listed = {(axis.value, axis.axis): axis.now for axis in plan.pinned}
@@ -139,7 +140,7 @@ def test_dynamic_axes_of_a_torchscript_export(name: str, axes: tuple[int, ...], 
 def test_all_symbols_of_one_batch_in_a_transformers_export() -> None:
     path = export("full_decode_transformers").path
     model, shapes = onnx.load(path), Shapes(scan(path))
-    plan = pin(shapes.graph, shapes, [(decay_of(shapes), 0, 1)])
+    plan = pin(shapes.graph, shapes, [Seed(decay_of(shapes), 0, 1)])
     assert isinstance(plan, PinPlan)
     assert plan.bindings == {"s17": 1, "s43": 1}
     found = after(model, plan)
@@ -314,7 +315,7 @@ def test_removed_nodes_say_nothing(tmp_path: Path) -> None:
     assert reason_of(model, tmp_path, [("x", 0, 1)]) == "pin-bound"
     shapes = engine_of(model, tmp_path)
     shapes.define(value_of(shapes, "out"), (symbol("b"), 8), onnx.TensorProto.FLOAT)
-    plan = pin(shapes.graph, shapes, [(value_of(shapes, "x"), 0, 1)], {0, 1})
+    plan = pin(shapes.graph, shapes, [Seed(value_of(shapes, "x"), 0, 1)], {0, 1})
     assert isinstance(plan, PinPlan)
     assert changed(plan) == {"x": [1, 8], "out": [1, 8], "y": [1, 8]}
 
@@ -392,7 +393,7 @@ def test_a_torchscript_export_of_a_step(tmp_path: Path) -> None:
     model, shapes = onnx.load(path), Shapes(scan(path))
     graph = shapes.graph
     gate = next(graph.node_outputs[node][0] for node, op in enumerate(graph.op) if op == "Sigmoid")
-    plan = pin(graph, shapes, [(gate, 0, 1), (value_of(shapes, "x"), 1, 1)])
+    plan = pin(graph, shapes, [Seed(gate, 0, 1), Seed(value_of(shapes, "x"), 1, 1)])
     assert isinstance(plan, PinPlan)
     assert after(model, plan) == {
         "x": [1, 1, 8],

@@ -73,7 +73,8 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
     assert document["error"] is None
     assert (document["nodes_before"], document["nodes_after"]) == (8808, 1275)
     assert document["seconds"] == {"scanning": 0.123, "proving": 1.0}
-    assert document["pinned"] == [{"value": "input_ids", "axis": 0, "was": "batch", "now": 1, "kind": "input"}]
+    (axis,) = document["pinned"]
+    assert axis == {"value": "input_ids", "axis": 0, "was": "batch", "now": 1, "kind": "input", "why": ""}
     assert set(document["sites"][0]) == {
         "name",
         "status",
@@ -98,6 +99,7 @@ def test_the_document_has_the_keys_that_the_schema_names() -> None:
         "looked",
         "nearest",
         "notes",
+        "held",
     }
 
 

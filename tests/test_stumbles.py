@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import gzip
+import io
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,7 +19,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from rich.console import Console
 
+import deltafuse
 import graphs
 from conftest import Outcome
 from deltafuse import parsers
@@ -24,6 +29,8 @@ from deltafuse.errors import UserError
 from deltafuse.file_kinds import looks_like
 from deltafuse.limits import left, within
 from deltafuse.match import Pinned
+from deltafuse.next_steps import site_steps
+from deltafuse.tables import print_fuse
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.targets.listing import MARKS
 from exports import export
@@ -73,7 +80,8 @@ def test_sites_of_a_layer_go_by_its_name(fuse: Fuse, tmp_path: Path) -> None:
         "layers.1.causal_conv",
     }
     rest = fuse("inspect", tmp_path / "out.onnx", "--target", "ort", "--json").document["sites"]
-    assert {site["name"] for site in rest} == {name for name in names if not name.startswith("layers.1")}
+    status = {name: "fused" if name.startswith("layers.1") else "match" for name in names}
+    assert {site["name"]: site["status"] for site in rest} == status
 
 
 # Several sequences
@@ -111,7 +119,14 @@ def test_a_symbol_that_is_like_none_gets_the_list_alone(fuse: Fuse) -> None:
 def test_pinned_axes_are_told_by_symbol_and_made_up_ones_counted(fuse: Fuse) -> None:
     shown = [line for line in fuse("inspect", DECODE).out.splitlines() if line.startswith("pinned: ")]
     document = fuse("inspect", DECODE, "--json").document["pinned"]
-    assert shown[0].startswith("pinned: batch = 1 in input_ids[0], ")
+    why = "static-batch: the target takes a fixed number of sequences"
+    assert shown[0].startswith(f"pinned: batch = 1 ({why}) in input_ids[0], ")
+    why = "valid_tokens: the unfused graph is the rule for this number of tokens only"
+    assert shown[1].startswith(f"pinned: step = 1 ({why}) in input_ids[1], ")
+    whys = {"batch": "static-batch", "step": "valid_tokens"}
+    assert {axis["was"]: axis["why"] for axis in document if axis["was"] in whys} == whys
+    # They always have that size.
+    assert {axis["why"] for axis in document if axis["was"] not in whys} == {""}
     assert not any("dim_2" in line for line in shown)
     made_up = [axis for axis in document if "dim" in axis["was"]]
     assert len(made_up) > 1
@@ -124,6 +139,21 @@ def test_an_axis_without_a_name_is_told_as_such() -> None:
     axes = [Pinned("x", 0, "?", 1), Pinned("x", 1, "n", 2), Pinned("y", 1, "n", 2, "output")]
     assert list(pinned_lines(axes)) == ["pinned: axes without a name = 1 in x[0]", "pinned: n = 2 in x[1], y[1]"]
     assert list(pinned_lines([])) == []
+
+
+def test_an_axis_that_was_asked_for_is_told_as_that_and_one_of_no_reason_as_it_is(fuse: Fuse) -> None:
+    shown = fuse("inspect", PREFILL, "--pin", "seq_len=20").out
+    assert "\npinned: seq_len = 20 (--pin: as asked for) in input_ids[1], " in shown
+    assert "\npinned: batch = 1 (static-batch: " in shown
+    document = fuse("inspect", PREFILL, "--target", "ort", "--pin", "seq_len=20", "--json").document
+    assert {axis["why"] for axis in document["pinned"] if axis["was"] == "seq_len"} == {"--pin"}
+
+
+def test_why_an_axis_is_fixed_is_a_code_that_is_known(fuse: Fuse) -> None:
+    document = fuse("inspect", DECODE, "--pin", "past_seq_len=7", "--json").document
+    codes = {axis["why"] for axis in document["pinned"]} - {"--pin", ""}
+    assert codes == {"static-batch", "valid_tokens"}
+    assert fuse("explain", *codes).exit == 0
 
 
 # Files that are no model
@@ -478,7 +508,7 @@ def test_details_end_with_what_holds_for_the_whole_model(fuse: Fuse, tmp_path: P
     page = tmp_path / "page.html"
     shown = fuse("inspect", PREFILL, "--site", "layers.0", "--html", page).out
     assert f"note: the page is {page}\n" in shown
-    assert "\npinned: batch = 1 in " in shown
+    assert "\npinned: batch = 1 (static-batch: " in shown
 
 
 # How many nodes a site has
@@ -549,9 +579,9 @@ def test_what_is_told_to_do_next_is_a_whole_command(fuse: Fuse, tmp_path: Path) 
     model.write_bytes(export("nm_chunk_decay_sign").path.read_bytes())
     shown = fuse("inspect", model, "--rules", "gated_delta_rule").out
     (line,) = (line for line in shown.splitlines() if "next: " in line)
-    assert line.endswith(" --rules gated_delta_rule")
+    assert " --rules gated_delta_rule --site site.0 " in line
     assert "it is the neighbour decay-turned of gated_delta_rule" in check_next(line, tmp_path)
-    assert (tmp_path / "a model-sites.html").is_file()
+    assert (tmp_path / "a model.html").is_file()
     (line,) = (line for line in fuse("inspect", tmp_path).out.splitlines() if "next: " in line)
     check_next(line.removeprefix(f"{model.name}: "), tmp_path)
     model.write_bytes(DECODE.read_bytes())
@@ -566,14 +596,13 @@ def test_details_of_what_no_neighbour_fits_say_so_first(fuse: Fuse, tmp_path: Pa
     shown = fuse("inspect", graphs.save(graphs.step(graphs.UNNAMED), tmp_path), "--site", "site.0").out
     lines = [line.strip() for line in shown.splitlines()]
     assert lines[:2] == ["site.0", "status: near-miss, 23 nodes"]
-    assert "--site" not in shown
     assert "`" not in shown
     assert "input 2: query float32 [1, 1, 4, 5]" in lines
     assert "output 1: final_state float32 [1, 4, 5, 3]" in lines
     (at,) = (i for i, line in enumerate(lines) if line.startswith("smallest relative differences"))
     assert lines[at - 1].startswith("no neighbour with the rule's operands fits; the smallest difference is ")
-    assert lines[-2] == "a page that draws what was looked at:"
-    check_next(lines[-1], tmp_path)
+    path = tmp_path / "model.onnx"
+    assert lines[-2:] == [f"next: fuse inspect {path} --site site.0 --html model.html", "draws what was looked at"]
 
 
 @pytest.mark.parametrize(
@@ -592,13 +621,65 @@ def test_details_of_a_near_miss_do_not_deny_its_name(name: str, said: str, fuse:
 
 def test_a_near_miss_is_told_with_what_to_do_next(fuse: Fuse, tmp_path: Path) -> None:
     path = export("nm_chunk_decay_sign").path
-    told = f"next: fuse inspect {path} --site site.0 --html {path.stem}-sites.html\n"
-    assert f"how far site.0 is from the rule, with a page that draws it:\n{told}" in fuse("inspect", path).out
+    command = f"next: fuse inspect {path} --site site.0"
+    told = f"{command} --html {path.stem}.html\n  tells how far off it is and draws what was looked at\n"
+    assert told in fuse("inspect", path).out
     assert "next: " not in fuse("inspect", DECODE).out
     drawn = fuse("inspect", path, "--html", tmp_path / "page.html").out
-    assert f"how far site.0 is from the rule:\nnext: fuse inspect {path} --site site.0\n" in drawn
+    assert f"{command}\n  tells how far off it is\n" in drawn
+    assert "next: " not in fuse("inspect", path, "--site", "*", "--html", tmp_path / "page.html").out
     shown = fuse("inspect", export("nm_decay_sign").path, "--site", "*").out
     assert "it is the neighbour decay-sign of gated_delta_rule, with a difference of " in shown
+
+
+@pytest.mark.parametrize("options", [(), ("--target", "ort", "--rules", "gated_delta_rule"), ("--patterns", "my own")])
+def test_what_is_to_be_run_next_runs_as_it_stands(
+    options: tuple[str, ...], fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command, pasted: with paths that need quotes, and those options without which the site is not there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my own").mkdir()
+    path = Path("my own", "a 'near' $miss.onnx")
+    path.write_bytes(export("nm_chunk_decay_sign").path.read_bytes())
+    told = fuse("inspect", path, *options).out
+    for _ in range(2):
+        (command,) = (line.removeprefix("next: ") for line in told.splitlines() if line.startswith("next: "))
+        program, *words = shlex.split(command)
+        assert program == "fuse"
+        assert Path(words[-1]).name == "a 'near' $miss.html"
+        done = fuse(*words)
+        assert done.exit == fuse("inspect", path, *options).exit
+        assert "it is the neighbour decay-turned of gated_delta_rule" in done.out
+        assert Path(words[-1]).read_text().startswith("<!DOCTYPE html>")
+        Path(words[-1]).unlink()
+        told = fuse(*words[:-2]).out
+
+
+def test_a_command_is_not_folded_on_a_narrow_terminal() -> None:
+    report = deltafuse.inspect(export("nm_chunk_decay_sign").path)
+    out = io.StringIO()
+    print_fuse(report, Console(file=out, width=40, force_terminal=True, color_system=None), tree=True)
+    assert f"\n{next(site_steps(report.again, report.model, 'site.0', drawn=False, shown=False))}\n" in out.getvalue()
+
+
+def test_a_page_of_a_folder_is_refused_with_a_command_that_writes_one_of_each(
+    fuse: Fuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my models" / "in"
+    folder.mkdir(parents=True)
+    for name in ("a b.onnx", "c.onnx"):
+        shutil.copy(DECODE, folder / name)
+    for given in (("inspect", folder.parent), (folder.parent, "-o", tmp_path / "out")):
+        said = fuse(*given, "--html", tmp_path / "page.html", "--json")
+        assert (said.exit, said.document["error"]["code"]) == (1, "usage")
+    program = tmp_path / "bin" / "fuse"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m deltafuse "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    command = said.document["error"]["text"].split("`")[1]
+    subprocess.run(["bash", "-c", command], check=True, stdout=subprocess.DEVNULL)
+    assert sorted(path.name for path in folder.glob("*.html")) == ["a b.onnx.html", "c.onnx.html"]
 
 
 def test_a_fixed_number_of_tokens_has_nothing_below_or_above(fuse: Fuse) -> None:

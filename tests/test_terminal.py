@@ -18,9 +18,10 @@ from rich.progress import Progress as RichBars
 import deltafuse
 from conftest import Outcome
 from deltafuse import console, tables
+from deltafuse.match import FuseReport, SiteReport
 from deltafuse.patterns import loaded
 from deltafuse.probing import title
-from deltafuse.tables import print_fuse
+from deltafuse.tables import print_fuse, site_row
 from deltafuse.tables_sites import recurrence_text
 from deltafuse.wording import number
 from exports import export
@@ -62,6 +63,19 @@ def test_why_a_site_is_refused_stands_beneath_it() -> None:
 def test_a_tree_keeps_to_the_width(width: int) -> None:
     shown = terminal(DECODE, width).splitlines()
     assert max(len(line) for line in map(_plain, shown)) <= width
+
+
+@pytest.mark.parametrize("width", [40, 50, 80, 200])
+@pytest.mark.parametrize(("model", "target"), [(DECODE, "ort"), (FOUR, "ascend-310p")])
+def test_a_tree_tells_all_that_the_table_tells(model: Path, target: str, width: int) -> None:
+    shown = "\n".join(map(_plain, terminal(model, width, target=target).splitlines()))
+    one_line = " ".join(shown.translate(str.maketrans(dict.fromkeys(BOXES))).split())
+    for site in deltafuse.inspect(model, target=target).sites:
+        *_, rule, form, operator, _, dims, scale, norm, tokens, error = map(str, site_row(site))
+        for text in (site.name, rule, form, operator, dims, scale, norm, tokens):
+            assert "".join(text.split()) in "".join(one_line.split())
+        # A number stays with its name, in one line.
+        assert f"error {error}" in shown
 
 
 def _plain(line: str) -> str:
@@ -165,10 +179,31 @@ def test_counts_are_those_of_the_files(fuse: Fuse, tmp_path: Path, model: Path, 
 def test_the_largest_changes_are_told(fuse: Fuse, tmp_path: Path) -> None:
     lines = fuse(PREFILL, "-o", tmp_path / "out.onnx").out.splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.split() == ["operator", "before", "after", "change"])
-    op, before, after, change = lines[at + 1].split()
+    rows = [line.rsplit(maxsplit=3) for line in lines[at + 1 : at + tables.OPERATORS + 1]]
+    assert rows[0] == ["Custom ChunkGatedDeltaRule", "0", "3", "+3"]
+    new = [op for op, before, _, _ in rows if before == "0"]
+    assert [op for op, *_ in rows[: len(new)]] == new
+    op, before, after, change = rows[len(new)]
     assert (op, int(after) - int(before)) == ("Constant", int(change))
+    changes = [abs(int(change)) for *_, change in rows[len(new) :]]
+    assert changes == sorted(changes, reverse=True)
     assert lines[at + tables.OPERATORS + 1].endswith("see --json")
     assert "operator  before" not in fuse("inspect", PREFILL).out
+
+
+def test_what_sites_became_and_what_is_new_is_always_told() -> None:
+    counts = {f"Op{number}": (100, 20 + number) for number in range(20)}
+    new = {f"New{number}": (0, 1) for number in range(10)}
+    ops = {**counts, **new, "com.microsoft.LinearAttention": (2, 3), "Same": (0, 0)}
+    site = SiteReport("layers.0", "fused", None, "LinearAttention")
+    report = FuseReport("a", "b", "ort", 1, 1, (site,), (), (), {}, 0, (), ops)
+    out = io.StringIO()
+    print_fuse(report, Console(file=out, width=100))
+    rows = out.getvalue().partition("change\n")[2].splitlines()
+    assert [row.split() for row in rows[:11]] == [
+        ["com.microsoft.LinearAttention", "2", "3", "+1"], *([f"New{n}", "0", "1", "+1"] for n in range(10)),
+    ]  # fmt: skip
+    assert rows[11].split() == ["20", "more", "see", "--json"]
 
 
 # Tables of nodes

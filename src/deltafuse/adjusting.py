@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.match import Plan
 from deltafuse.opset import Raised, adapt_all, raised
+from deltafuse.pin_sizes import Seed
 from deltafuse.pinning import PinPlan, pin
 from deltafuse.reasons import Reason
 from deltafuse.shapes import Shapes
@@ -27,7 +28,7 @@ def adjust(
     shapes: Shapes,
     dead: Collection[int],
     opsets: Sequence[tuple[str, int]],
-    seeds: Sequence[tuple[int, int, int]],
+    seeds: Sequence[Seed],
     extra: Mapping[str, int],
     entered: Collection[int] = (),
 ) -> Adjustments | Reason:
@@ -38,7 +39,7 @@ def adjust(
         shapes: its engine.
         dead: nodes that go.
         opsets: domains and least versions that the new nodes need.
-        seeds: (value, axis, size): axes that the new nodes need to be one size.
+        seeds: axes that the new nodes need to be one size, and why.
         extra: further axes to fix, as a user asks for.
         entered: nodes whose bodies are adjusted by themselves.
     """

@@ -65,7 +65,10 @@ def _inspect(given: argparse.Namespace) -> int:
 def refuse_page(given: argparse.Namespace) -> None:
     """Raises where a page is asked for of a folder."""
     if given.html is not None:
-        raise UserError("usage", "--html is of one model: give the path of a model, not of a folder")
+        from deltafuse.next_steps import page_each
+
+        each = f"give the path of a model, or write a page for each with `{page_each(given.model)}`"
+        raise UserError("usage", f"--html is of one model, and {given.model} is a folder: {each}")
 
 
 def show_fuse(report: Any, as_json: bool, more: Document | None = None, *, tree: bool = False) -> int:

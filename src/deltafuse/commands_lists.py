@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from deltafuse.commands import show
 from deltafuse.errors import UserError
 from deltafuse.explaining import Explained, explained
+from deltafuse.glossary import GLOSSARY, term_of
 from deltafuse.patterns import loaded
 from deltafuse.report import SCHEMA, write
 from deltafuse.tables import columns, console
@@ -21,9 +22,8 @@ from deltafuse.wording import number
 _KINDS = {
     "reason": "a reason", "note": "a note, of a site that is right", "error": "an error, exit 1",
     "finding": "of fuse lint, exit 5 unless it is a note",
+    "term": "a word of tables, pages and JSON documents",
 }  # fmt: skip
-#: Statuses that have a reason, each with a code that goes with it.
-_STATUSES = {"near-miss": "beta-missing", "refused": "static-batch", "left out": "left-out"}
 
 
 def targets(given: argparse.Namespace) -> int:
@@ -62,9 +62,12 @@ def patterns(given: argparse.Namespace) -> int:
 
 def explain(given: argparse.Namespace) -> int:
     """``fuse explain``."""
-    found = explained(given.codes)
-    for code in given.codes:
-        if not any(fnmatchcase(one.code, code) for one in found):
+    # A term of several words needs no quotes.
+    whole = " ".join(given.codes)
+    codes = [whole] if term_of(whole) else given.codes
+    found = explained(codes)
+    for code in codes:
+        if not any(fnmatchcase(one.code, code) for one in found) and not term_of(code):
             raise _unknown(code)
     if given.json:
         write({"schema": SCHEMA, "exit": 0, "error": None, "codes": [_document(one) for one in found]})
@@ -79,12 +82,10 @@ def explain(given: argparse.Namespace) -> int:
 
 
 def _unknown(code: str) -> UserError:
-    if code in _STATUSES:
-        text = f"{code} is a status and no code: give what stands in brackets behind the site, e.g. {_STATUSES[code]}"
-        return UserError("unknown-code", text)
-    near = difflib.get_close_matches(code, sorted({one.code for one in explained()}), 3)
+    known = {one.code for one in explained()} | {name.replace(" ", "-") for names in GLOSSARY for name in names}
+    near = difflib.get_close_matches(code, sorted(known), 3)
     hint = f"did you mean {' or '.join(near)}?" if near else "see the list of `fuse explain`"
-    return UserError("unknown-code", f"there is no code {code!r}; {hint}")
+    return UserError("unknown-code", f"there is no code {code!r}, and no such term; {hint}")
 
 
 def _document(one: Explained) -> dict[str, object]:
@@ -98,7 +99,8 @@ def _lines(one: Explained) -> Iterator[str]:
     yield from (f"  {text}" for text in one.texts or ("what is the matter is worked out where it arises",))
     if one.fix:
         yield f"  fix: {one.fix}"
-    yield f"  from: {', '.join(one.places)}"
+    if one.kind != "term":
+        yield f"  from: {', '.join(one.places)}"
     if any("{" in text or "\u2026" in text for text in (*one.texts, one.fix)):
         yield "  what stands in braces, or as \u2026, is filled in when it is shown"
 

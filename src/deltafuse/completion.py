@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from deltafuse.glossary import GLOSSARY
 from deltafuse.note_texts import NOTES
 from deltafuse.parsers import PARSERS, plain_parser
 
@@ -122,4 +123,5 @@ def _codes() -> list[str]:
     """Codes of all kinds, as they are written; see `deltafuse.explaining` for what they mean."""
     files = {*Path(__file__).parent.rglob("*.py"), *_patterns().glob("*.py")}
     texts = (path.read_text(encoding="utf-8") for path in files)
-    return sorted({*NOTES, *(one[1] or one[2] for text in texts for one in _CODE.finditer(text))})
+    terms = (names[0].replace(" ", "-") for names in GLOSSARY)
+    return sorted({*NOTES, *terms, *(one[1] or one[2] for text in texts for one in _CODE.finditer(text))})

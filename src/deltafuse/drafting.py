@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -14,7 +14,9 @@ from deltafuse.enclosed import Enclosed
 from deltafuse.errors import InternalError
 from deltafuse.expression_match import ExpressionPlan
 from deltafuse.graph import Graph
-from deltafuse.match import SiteReport
+from deltafuse.layouts import axes
+from deltafuse.match import Match, SiteReport
+from deltafuse.pin_sizes import Seed
 from deltafuse.pinning import PinPlan
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.user_code import at_fault
@@ -30,6 +32,8 @@ TEXTS.update(
 )
 
 
+#: Codes of what fixes the number of sequences, and of tokens.
+_BATCH, _TOKENS = "static-batch", "valid_tokens"
 #: Numbers in a file of the nodes of a graph in topological order; None where they are the same.
 Order: TypeAlias = "Sequence[int] | None"
 
@@ -159,12 +163,31 @@ def _adjusted(
 ) -> Adjustments | Reason:
     options, model = chosen.options, scope.model
     dead = frozenset(node for _, nodes in removed for node in nodes)
-    seeds = tuple(seed for plan in plans for seed in plan.pins) if options.pin else ()
+    seeds = tuple(seed for plan in plans for seed in _seeds(chosen, plan)) if options.pin else ()
     if not model.place:
         return adjust(model, scope.shapes, dead, opsets, seeds, dict(options.pins), entered)
     if seeds:
         return Reason("body-pins", {"place": model.place})
     return adjust(model, scope.shapes, dead, opsets, (), {}, entered)
+
+
+def _seeds(chosen: Chosen, plan: splice.AnyPlan) -> Iterator[Seed]:
+    """The axes that a plan needs to be one size, each with the code of what makes it so."""
+    match = plan.match
+    if not isinstance(match, Match):
+        yield from (Seed(*pin) for pin in plan.pins)
+        return
+    layouts = {role.value: axes(role.layout) for role in (*match.operands(), *match.results())}
+    codes = {limit.code for limit in chosen.target_of(match.name).limits}
+    valid = match.valid_tokens
+    for value, axis, size in plan.pins:
+        letters = layouts[value][axis]
+        if "B" in letters and _BATCH in codes:
+            yield Seed(value, axis, size, _BATCH)
+        elif "T" in letters and valid is not None and valid.low == valid.high:
+            yield Seed(value, axis, size, _TOKENS)
+        else:
+            yield Seed(value, axis, size)
 
 
 def _check_names(chosen: Chosen, graph: Graph, plans: Sequence[splice.AnyPlan]) -> None:

@@ -1,4 +1,4 @@
-"""What a code means: reasons, notes, findings, errors, read from the code itself. Needs no model and no network."""
+"""What a code means: reasons, notes, findings, errors, read from the code itself, and terms. Needs no model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import deltafuse
+from deltafuse.glossary import GLOSSARY, term_of
 from deltafuse.note_texts import NOTES
 from deltafuse.patterns import loaded, shipped_folder
 from deltafuse.reasons import TEXTS, plain
@@ -25,6 +26,8 @@ _APART = frozenset({"__main__", "worker_main", "torch"})
 _PACKAGE = Path(deltafuse.__file__).parent
 #: Where notes are told.
 _NOTED = ("deltafuse/note_texts.py",)
+#: Where terms are.
+_TOLD = ("deltafuse/glossary.py",)
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Explained:
     Attributes:
         code: e.g. ``not-the-rule``.
         kind: ``reason``: why a site is no match, may not be fused, or differs; ``note``: what to know of a site that
-            is right; ``finding``: of lint; ``error``: what ends a command with exit 1.
+            is right; ``finding``: of lint; ``error``: what ends a command with exit 1; ``term``: a word that
+            tables, pages and documents have as a heading or label.
         texts: what it says: one for a reason or a note, all messages of an error, what to do about a finding;
             ``{name}`` and ``…`` are filled in when it is shown.
         fix: what to do; "" where the texts say it themselves.
@@ -42,17 +46,17 @@ class Explained:
     """
 
     code: str
-    kind: Literal["reason", "note", "finding", "error"]
+    kind: Literal["reason", "note", "finding", "error", "term"]
     texts: tuple[str, ...]
     fix: str
     places: tuple[str, ...]
 
 
 def explained(globs: Sequence[str] = ()) -> tuple[Explained, ...]:
-    """All codes that fit, sorted.
+    """All codes that fit, sorted; of words that are no code, the terms that they are.
 
     Args:
-        globs: codes, or shell-style patterns of codes; all codes where there is none.
+        globs: codes, or shell-style patterns of codes; all codes and terms where there is none.
     """
     exact = bool(globs) and not any(set(glob) & set("*?[") for glob in globs)
     chosen = {path: text for path, text in _written().items() if not exact or any(f'"{one}"' in text for one in globs)}
@@ -78,7 +82,14 @@ def explained(globs: Sequence[str] = ()) -> tuple[Explained, ...]:
     found += [_told(code, "note", NOTES[code], _NOTED) for code in NOTES if fits(code)]
     found += [Explained(code, "error", tuple(messages[code]), "", tuple(errors[code])) for code in errors if fits(code)]
     found += [Explained(code, "finding", tuple(do), "", tuple(of)) for code, (do, of) in looked.items() if fits(code)]
+    found += _terms([glob for glob in globs if not any(fnmatchcase(one.code, glob) for one in found)], not globs)
     return tuple(sorted(found, key=lambda one: (one.code, one.kind)))
+
+
+def _terms(words: Sequence[str], every: bool) -> list[Explained]:
+    named = [(names[0], text) for names, text in GLOSSARY.items()] if every else [*map(term_of, words)]
+    known = dict(found for found in named if found is not None)
+    return [Explained(name.replace(" ", "-"), "term", (text,), "", _TOLD) for name, text in known.items()]
 
 
 def _told(code: str, kind: Literal["reason", "note"], text: str, places: Sequence[str]) -> Explained:

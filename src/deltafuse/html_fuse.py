@@ -17,7 +17,7 @@ from deltafuse.layer_map import layer_map
 from deltafuse.match import FuseReport
 from deltafuse.page_pictures import Pictures
 from deltafuse.page_sites import lines, sites
-from deltafuse.page_summary import bars, changes, ends, facts
+from deltafuse.page_summary import bars, changes, ends, facts, pins
 from deltafuse.tables import sentences, status_counts
 
 __all__ = ["page", "write_page"]
@@ -53,6 +53,7 @@ def page(report: FuseReport, evidence: Evidence, formulas: Mapping[str, str] | N
         facts=facts(evidence, report),
         ends=ends(evidence, report),
         bars=shown,
+        pins=pins(report),
         changed=changes(report),
         longest=max((max(bar.before, bar.after) for bar in shown), default=1),
         layers=layer_map(evidence, report.sites),

@@ -13,6 +13,7 @@ from deltafuse.reasons import Reason
 
 if TYPE_CHECKING:
     from deltafuse.expression_match import ExpressionMatch
+    from deltafuse.held import Held
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,8 @@ class Pinned:
 
     Attributes:
         kind: of the value: ``input`` or ``output`` of the graph.
+        why: the code that says why, which ``fuse explain`` knows, or the option that asks for it; "" where no site
+            asks for it.
     """
 
     value: str
@@ -204,6 +207,7 @@ class Pinned:
     was: str
     now: int
     kind: str = "input"
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -238,6 +242,7 @@ class SiteReport:
             among it. What several sites share goes with the first that needs it.
         inside: the body that it lies in, e.g. ``If_3/then_branch``; "" in the main graph.
         looked: of a site that is no match, what it reads and writes.
+        held: of a site that was fused before this run.
     """
 
     name: str
@@ -252,6 +257,7 @@ class SiteReport:
     inside: str = ""
     looked: tuple[Looked, ...] = ()
     removed: int = 0
+    held: Held | None = None
 
     @property
     def added(self) -> int:
@@ -265,7 +271,7 @@ class FuseReport:
 
     Attributes:
         operators: operator -> nodes of it before and after, of the graphs that were searched.
-        search: options that find the same sites again, as the command line takes them.
+        again: words of the command that finds the same sites again, under the same names.
     """
 
     model: str
@@ -280,4 +286,4 @@ class FuseReport:
     exit: int
     extracted: tuple[str, ...] = field(default=())
     operators: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    search: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()

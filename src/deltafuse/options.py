@@ -108,13 +108,6 @@ class FuseOptions:
     html: Path | None = None
     plan: Path | None = None
 
-    @property
-    def search(self) -> tuple[str, ...]:
-        """What the command line needs to find the same sites again, beside the model."""
-        patterns = tuple(word for folder in self.patterns for word in ("--patterns", str(folder)))
-        rules = ("--rules", *self.rules) if self.rules else ()
-        return (*(("--allow-outside",) if self.allow_outside else ()), *patterns, *rules)
-
     def __post_init__(self) -> None:
         """Refuses what the command line would: a choice that is none, a pin without a size.
 

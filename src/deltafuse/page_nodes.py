@@ -16,7 +16,7 @@ from deltafuse.probing import short_dtype, tensor_text, title
 from deltafuse.reasons import Reason
 from deltafuse.wording import number
 
-__all__ = ["attribute_texts", "emitted_document", "node_title", "types_of"]
+__all__ = ["attribute_texts", "emitted_document", "node_title", "ports_of", "types_of"]
 
 Document = dict[str, Any]
 
@@ -115,7 +115,7 @@ def emitted_document(plan: Plan | ExpressionPlan, types: Mapping[str, str]) -> D
     document: Document = {"op": plan.op, "nodes": len(plan.nodes), "casts": casts}
     if node is None:
         return document
-    ports = _ports(node)
+    ports = ports_of(node)
     return document | {
         "node": node.name,
         "type": node.op_type if node.op_type != "Custom" else f"Custom, type {kernel(node)}",
@@ -126,8 +126,8 @@ def emitted_document(plan: Plan | ExpressionPlan, types: Mapping[str, str]) -> D
     }
 
 
-def _ports(node: onnx.NodeProto) -> dict[str, str]:
-    """Tensor -> the fused operator's names for the ports that take or give it."""
+def ports_of(node: onnx.NodeProto) -> dict[str, str]:
+    """Tensor -> the fused operator's names for the ports that take or give it; empty where it is no such node."""
     found = call(node) if kernel(node) else Reason("attention-malformed")
     if isinstance(found, Reason):
         return {}

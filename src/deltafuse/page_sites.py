@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deltafuse import region, splice
+from deltafuse.axis_names import role_shape
 from deltafuse.evidence import Evidence
 from deltafuse.expression_match import ExpressionMatch, ExpressionPlan
 from deltafuse.match import Match, Plan, Role, SiteReport
@@ -61,8 +62,8 @@ def sites(
 def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pictures: Pictures) -> Document:
     document = site_document(site) | {"before": _before(evidence, site, pictures)}
     if site.match is not None:
-        document["operands"] = [[name, role_document(role)] for name, role in _operands(site.match).items()]
-        document["results"] = [[name, role_document(role)] for name, role in _results(site.match).items()]
+        document["operands"] = [[name, _role(role)] for name, role in _operands(site.match).items()]
+        document["results"] = [[name, _role(role)] for name, role in _results(site.match).items()]
     if isinstance(site.match, Match):
         norms = {"query": site.match.query_norm, "key": site.match.key_norm}
         document["norms"] = [[name, norm.kind, norm.eps] for name, norm in norms.items() if norm is not None]
@@ -75,6 +76,10 @@ def _site(evidence: Evidence, site: SiteReport, plan: splice.AnyPlan | None, pic
             [f"{one.kind} {one.number}", one.name, tensor_text(one.dtype, one.shape)] for one in site.looked
         ]
     return document
+
+
+def _role(role: Role) -> Document:
+    return {**(role_document(role) or {}), "shape": role_shape(role)}
 
 
 def _before(evidence: Evidence, site: SiteReport, pictures: Pictures) -> Document | None:

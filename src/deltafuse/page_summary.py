@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deltafuse.dims import Dim
+from deltafuse.axis_names import symbol_roles, told
 from deltafuse.evidence import Evidence
 from deltafuse.match import FuseReport
 from deltafuse.probing import byte_size, short_dtype
+from deltafuse.tables import telling
 from deltafuse.tensors import TensorHead
 from deltafuse.wording import number, size_text
 
 #: Operators that have a bar of their own.
 _BARS = 18
+_CUSTOM = "Custom "
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def ends(evidence: Evidence, report: FuseReport) -> list[End]:
     """Inputs and outputs with their axes; after is what was pinned."""
     graph = evidence.file.graph
     pinned = {(axis.value, axis.axis): axis.now for axis in report.pinned}
+    roles = symbol_roles(report.sites)
     found: list[End] = []
     for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
         for value in values:
@@ -88,28 +91,40 @@ def ends(evidence: Evidence, report: FuseReport) -> list[End]:
                 found.append(End(name, kind, "not declared as a tensor", ""))
                 continue
             tensor = info.type.tensor_type
-            before: list[Dim | str] = [
+            before: list[int | str] = [
                 dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim
             ]
             after = [pinned.get((name, axis), size) for axis, size in enumerate(before)]
-            texts = [f"{short_dtype(tensor.elem_type)} [{', '.join(map(str, sizes))}]" for sizes in (before, after)]
+            texts = [
+                f"{short_dtype(tensor.elem_type)} [{', '.join(told(size, roles.get(str(size), '')) for size in sizes)}]"
+                for sizes in (before, after)
+            ]
             found.append(End(name, kind, texts[0], texts[1] if after != before else ""))
     return found
 
 
+def pins(report: FuseReport) -> list[tuple[str, int, str, int, str]]:
+    """Tensor, axis, name of the size before, size now, why."""
+    roles = symbol_roles(report.sites)
+    return [
+        (axis.value, axis.axis, told(axis.was, roles.get(axis.was, "")), axis.now, axis.why) for axis in report.pinned
+    ]
+
+
 def changes(report: FuseReport) -> bool:
     """Whether anything becomes of the nodes."""
-    return any(before != after for before, after in report.operators.values()) or any(site.op for site in report.sites)
+    return any(before != after for before, after in report.operators.values()) or any(
+        site.op and site.held is None for site in report.sites
+    )
 
 
 def bars(report: FuseReport) -> list[Bar]:
-    """The operators that are there most often, before or after, and all others as one bar."""
+    """What sites become and what is new, then the operators that are there most often, and all others as one bar."""
     before, after = counts(report)
     order = sorted(before | after, key=lambda op: (-max(before[op], after[op]), op))
-    # What is new is what it is all about.
-    new = [op for op in order if not before[op]]
-    shown = [op for op in order if op in {*new[:4], *order[: _BARS - len(new[:4])]}]
-    rest = [op for op in order if op not in shown]
+    first = [op.removeprefix(_CUSTOM) for op in telling(report)]
+    order = [*first, *(op for op in order if op not in first)]
+    shown, rest = order[: max(_BARS, len(first))], order[max(_BARS, len(first)) :]
     found = [Bar(op, before[op], after[op]) for op in shown]
     if rest:
         found.append(Bar(number(len(rest), "other"), sum(before[op] for op in rest), sum(after[op] for op in rest)))
@@ -118,6 +133,6 @@ def bars(report: FuseReport) -> list[Bar]:
 
 def counts(report: FuseReport) -> tuple[Counter[str], Counter[str]]:
     """Nodes by operator, before and after; a Custom node goes by what it calls."""
-    pairs = [(op.removeprefix("Custom "), pair) for op, pair in report.operators.items()]
+    pairs = [(op.removeprefix(_CUSTOM), pair) for op, pair in report.operators.items()]
     before, after = (Counter({op: pair[side] for op, pair in pairs if pair[side]}) for side in (0, 1))
     return before, after

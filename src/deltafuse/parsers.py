@@ -34,7 +34,7 @@ commands (fuse COMMAND --help tells more):
   lint       look over the fused nodes of any file, write nothing
   targets    list the targets and their limits, or one in detail
   patterns   list what is looked for
-  explain    say what the code of a reason, a note or an error means
+  explain    say what a code means, or a word that reports have
   doctor     see whether what is installed works, and how to mend it"""
 
 
@@ -59,7 +59,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_page(parser: argparse.ArgumentParser) -> None:
-    text = "write what was found, why, and what becomes of it as one page: proofs, pictures; opens without a network"
+    text = "write what was found, why, and what becomes of it as one page: proofs, pictures; opens without a network; "
+    text += "of one model, not of a folder"
     parser.add_argument("--html", type=Path, metavar="FILE", help=text)
 
 

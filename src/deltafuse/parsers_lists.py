@@ -47,8 +47,9 @@ def patterns_parser() -> Parser:
 
 def explain_parser() -> Parser:
     """``fuse explain``."""
-    text = "Say what the code of a reason, a note or an error means, and what to do; list all without one."
+    text = "Say what the code of a reason, a note or an error means, and what to do, or what a word of a report means; "
+    text += "list all without one."
     parser = parser_of("fuse explain", "fuse explain [CODE ...] [--json]", text, EXITS)
-    what = "a code as reports and messages have it, or a pattern of codes, e.g. 'pin-*'"
+    what = "a code as reports and messages have it, a pattern of codes, e.g. 'pin-*', or a heading or label, e.g. nrmse"
     parser.add_argument("codes", nargs="*", metavar="CODE", help=what)
     return parser

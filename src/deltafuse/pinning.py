@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from deltafuse.dims import Dim, Expr, substitute, symbol_name
+from deltafuse.dims import Dim, substitute, symbol_name
 from deltafuse.graph import Graph
 from deltafuse.match import Pinned
 from deltafuse.pin_names import declared_symbols
+from deltafuse.pin_sizes import Seed, Sizes
 from deltafuse.reasons import TEXTS, Reason
 from deltafuse.shape_extents import index_extents
 from deltafuse.shapes import Shapes
@@ -58,7 +59,7 @@ class PinPlan:
 def pin(
     graph: Graph,
     shapes: Shapes,
-    seeds: Sequence[tuple[int, int, int]],
+    seeds: Sequence[Seed],
     dead: Collection[int] = (),
     extra: Mapping[str, int] | None = None,
 ) -> PinPlan | Reason:
@@ -67,7 +68,7 @@ def pin(
     Args:
         graph: the main graph.
         shapes: its engine, with the outputs of the sites defined.
-        seeds: (value id, axis, size): axes that must be one size.
+        seeds: axes that must be one size, and why.
         dead: nodes that are taken out; what they say about sizes does not count.
         extra: further symbols and their sizes, as a user asks for.
 
@@ -79,7 +80,7 @@ def pin(
     live = np.delete(np.arange(len(graph.op)), list(dead)).tolist()
     before = shapes.again({})
     _visit(before, live)
-    sizes = _Sizes(before)
+    sizes = Sizes(before)
     reason = sizes.seed(seeds, extra or {})
     if reason is not None:
         return reason
@@ -88,7 +89,7 @@ def pin(
     after = shapes.again(sizes.by_name())
     _visit(after, live)
     reason = _contradiction(before, after, sizes)
-    return _Declarations(before, after, sizes.by_name()).plan(dead) if reason is None else reason
+    return _Declarations(before, after, sizes).plan(dead) if reason is None else reason
 
 
 def _visit(shapes: Shapes, nodes: Sequence[int]) -> None:
@@ -114,101 +115,7 @@ def _unite_indexed(shapes: Shapes, node: int) -> None:
 _NOWHERE = {"node": "", "op": ""}
 
 
-class _Sizes:
-    """Canonical symbols and the size each is to have."""
-
-    def __init__(self, shapes: Shapes) -> None:
-        self.shapes = shapes
-        self.known: dict[str, int] = {}
-
-    def by_name(self) -> dict[str, int]:
-        """Every symbol of every class that has a size."""
-        classes = self.shapes.classes()
-        return {name: size for root, size in self.known.items() for name in classes.get(root, {root})}
-
-    def seed(self, seeds: Sequence[tuple[int, int, int]], extra: Mapping[str, int]) -> Reason | None:
-        # A merged axis is clear once those that it was merged from are.
-        for seed in sorted(seeds, key=lambda seed: self._unclear(*seed)):
-            reason = self._seed_axis(*seed)
-            if reason is not None:
-                return reason
-        declared = declared_symbols(self.shapes) if extra else frozenset[str]()
-        for name, size in extra.items():
-            if name not in declared:
-                return Reason("pin-unknown-symbol", {"symbol": name, "known": ", ".join(sorted(declared)) or "none"})
-            reason = self._assign(name, size, name)
-            if reason is not None:
-                return reason
-        return self._spread()
-
-    def _unclear(self, value: int, axis: int, size: int) -> bool:
-        shape = self.shapes.shape(value) or ()
-        dim = self.shapes.find(shape[axis]) if axis < len(shape) else size
-        return not isinstance(dim, int) and not _factors(dim, size)
-
-    def _seed_axis(self, value: int, axis: int, size: int) -> Reason | None:
-        name, shape = self.shapes.graph.name(value), self.shapes.shape(value)
-        where: dict[str, object] = {"value": name, "axis": axis, "size": size}
-        if shape is None or axis >= len(shape):
-            return Reason("pin-shape-unknown", where)
-        found = self.shapes.find(shape[axis])
-        dim = substitute(found, self.known)
-        if isinstance(found, int) and found != size:
-            return Reason("pin-static", {**where, "found": dim})
-        if isinstance(dim, int) and dim != size:
-            return Reason("pin-disagree", {"symbol": str(found), "size": size, "other": dim, "value": name})
-        if isinstance(dim, int):
-            return None
-        solved = _factors(dim, size)
-        if not solved:
-            return Reason("pin-expression", {**where, "found": str(dim)})
-        reasons = [self._assign(free, number, name) for free, number in solved.items()]
-        return next((reason for reason in reasons if reason is not None), None)
-
-    def _assign(self, name: str, size: int, where: str) -> Reason | None:
-        root, graph = self.shapes.unions.root(name), self.shapes.graph
-        other = self.known.setdefault(root, size)
-        if other != size:
-            return Reason("pin-disagree", {"symbol": root, "size": size, "other": other, "value": where})
-        for found, node in self.shapes.unions.demands.get(root, {}).items():
-            if found != size:
-                at = {"node": graph.label(node), "op": graph.op[node]}
-                return Reason("pin-bound", {"symbol": root, "size": size, "found": found, **at})
-        return None
-
-    def _spread(self) -> Reason | None:
-        """Follows equations such as ``s99 == 4*s17``.
-
-        Sums are no such equation: ``total == past + step`` must not fix the cache's length.
-        """
-        changed = True
-        while changed:
-            changed = False
-            for equation in self.shapes.unions.equations:
-                sides = [substitute(self.shapes.find(dim), self.known) for dim in (equation.left, equation.right)]
-                for dim, size in (sides, sides[::-1]):
-                    solved = _factors(dim, size) if isinstance(dim, Expr) and isinstance(size, int) else {}
-                    for name, number in solved.items():
-                        changed = True
-                        reason = self._assign(name, number, name)
-                        if reason is not None:
-                            return reason
-        return None
-
-
-def _factors(dim: Expr, size: int) -> dict[str, int]:
-    """The sizes of symbols that follow from a product being `size`; nothing where none follows."""
-    if len(dim.terms) != 1:
-        return {}
-    monomial, factor = dim.terms[0]
-    names = [atom for atom, power in monomial if isinstance(atom, str) and power == 1]
-    if len(names) != len(monomial) or size % factor or size // factor < 1:
-        return {}
-    rest = size // factor
-    return dict.fromkeys(names, rest) if len(names) == 1 or rest == 1 else {}
-
-
-def _contradiction(before: Shapes, after: Shapes, sizes: _Sizes) -> Reason | None:
+def _contradiction(before: Shapes, after: Shapes, sizes: Sizes) -> Reason | None:
     """A node that the sizes break, and that was whole before."""
     old = {conflict.node for conflict in before.conflicts}
     for conflict in after.conflicts:
@@ -223,10 +130,10 @@ def _contradiction(before: Shapes, after: Shapes, sizes: _Sizes) -> Reason | Non
 class _Declarations:
     """Declared dims of the output file."""
 
-    def __init__(self, before: Shapes, after: Shapes, sizes: Mapping[str, int]) -> None:
+    def __init__(self, before: Shapes, after: Shapes, sizes: Sizes) -> None:
         self.before = before
         self.after = after
-        self.sizes = sizes
+        self.sizes, self.why_of = sizes.by_name(), sizes.why_of
         self.graph = before.graph
         self.outputs = frozenset(self.graph.outputs)
 
@@ -283,8 +190,10 @@ class _Declarations:
         dims = info.type.tensor_type.shape.dim
         name = self.graph.name(value)
         kind = "input" if value in self.graph.inputs else "output"
+        was = self.before.shape(value) or ()
+        why = {axis: self.why_of(was[axis]) if axis < len(was) else "" for axis in changes}
         fixed = {axis: new for axis, new in changes.items() if isinstance(new, int)}
-        return [Pinned(name, axis, dims[axis].dim_param or "?", new, kind) for axis, new in fixed.items()]
+        return [Pinned(name, axis, dims[axis].dim_param or "?", new, kind, why[axis]) for axis, new in fixed.items()]
 
 
 def _retype(info: onnx.ValueInfoProto, changes: Mapping[int, Dim]) -> onnx.ValueInfoProto:

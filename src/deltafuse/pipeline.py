@@ -21,8 +21,10 @@ from deltafuse.extract import extract_sites
 from deltafuse.first_nodes import Elsewhere
 from deltafuse.forecast import Forecast
 from deltafuse.found import Found, find
+from deltafuse.fused_sites import with_held
 from deltafuse.limits import bounded, no_garbage_collection
 from deltafuse.match import FuseReport, Plan, SiteReport
+from deltafuse.next_steps import inspection
 from deltafuse.notes import Notes
 from deltafuse.operator_counts import emitted_of, operators_of
 from deltafuse.options import FuseOptions, Progress
@@ -80,15 +82,13 @@ def inspect(options: FuseOptions, progress: Progress, early: Early | None = None
     """
     clock = Clock(progress)
     _check_page(options)
-    extracted: tuple[str, ...] = ()
     chosen = of_options(options)
     forecast = Forecast(chosen)
     found, draft, reports = _prepare(options, clock, forecast, early)
-    if options.extract is not None:
-        extracted = _extract(options.extract, found, draft)
+    extracted = () if options.extract is None else _extract(options.extract, found, draft)
     report = _report(chosen, found, draft, reports, clock)
     report = replace(report, sites=outcome.shown(reports), extracted=extracted, seconds=clock.seconds)
-    return _show(options, clock, found, draft, report)
+    return _show(options, clock, found, draft, with_held(report, found.file))
 
 
 def _check_page(options: FuseOptions) -> None:
@@ -216,9 +216,7 @@ def _prove_plans(
     return plans, reports
 
 
-def _report(
-    chosen: Chosen, found: Found, draft: Draft, reports: tuple[SiteReport, ...], clock: Clock
-) -> FuseReport:
+def _report(chosen: Chosen, found: Found, draft: Draft, reports: tuple[SiteReport, ...], clock: Clock) -> FuseReport:
     options = chosen.options
     graphs = [searched.scope.model.graph for searched in found.graphs]
     before = len(found.file.graph.op) + sum(len(graph.op) - graph.outer for graph in graphs[1:])
@@ -237,7 +235,7 @@ def _report(
         seconds=clock.seconds,
         exit=outcome.exit_code(options, reports),
         operators=operators_of(found.file, graphs, draft),
-        search=options.search,
+        again=inspection(options),
     )
 
 

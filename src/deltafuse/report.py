@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from deltafuse.dims import Dim
     from deltafuse.expression_match import ExpressionMatch
+    from deltafuse.held import Held
     from deltafuse.match import FuseReport, Looked, Match, Proof, Role, SiteReport
     from deltafuse.probing import Listing, NodeRow, TensorRow
     from deltafuse.reasons import Nearest, Reason
@@ -102,6 +103,22 @@ def site_document(site: SiteReport) -> Document:
         "looked": looked_document(site.looked),
         "nearest": None if reason is None else nearest_document(reason.nearest),
         "notes": list(site.notes),
+        "held": held_document(site.held),
+    }
+
+
+def held_document(held: Held | None) -> Document | None:
+    """A site that an earlier run fused; None of any other."""
+    if held is None:
+        return None
+    return {
+        "node": held.node,
+        "domain": held.domain,
+        "attributes": dict(held.attributes),
+        "inputs": [dataclasses.asdict(port) for port in held.inputs],
+        "outputs": [dataclasses.asdict(port) for port in held.outputs],
+        "rounded": [{"operand": name, "was": was, "now": now} for name, was, now in held.rounded],
+        "replaced": dict(held.replaced),
     }
 
 

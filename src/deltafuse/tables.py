@@ -13,19 +13,24 @@ from rich.text import Text
 
 from deltafuse.expression_match import ExpressionMatch
 from deltafuse.match import Dims, FuseReport, Match, SiteReport, Validity
+from deltafuse.next_steps import NEXT, site_steps
 from deltafuse.report import dim, roles_text
 from deltafuse.tables_fit import hanging, print_table
 from deltafuse.tables_pins import pinned_lines
-from deltafuse.wording import PAGE, grouped, number, of_sites
+from deltafuse.wording import PAGE, grouped, number, of_sites, some
 
 if TYPE_CHECKING:
+    from deltafuse.held import Held
     from deltafuse.lint import LintReport
 
 STATUS_STYLES = {"fused": "green", "match": "green", "refused": "red", "near-miss": "yellow"}
 LEFT_OUT = "left out"
-#: What a line begins with that has a whole command.
-NEXT = "next: fuse "
-#: How many operators are told of whose number changed.
+#: Attributes of a Custom node that only say again what its ports and its operator are.
+WIRING = frozenset({
+    "type", "input_names", "optional_input_names", "input_index", "output_names", "output_num", "output_types",
+    "outputs_shape", "dtype",
+})  # fmt: skip
+#: How many operators are told of whose number changed; more only where more are new.
 OPERATORS = 8
 #: Width where the output goes to a file or another program: nothing is wrapped there.
 PIPED_WIDTH = 100_000
@@ -58,11 +63,14 @@ def print_fuse(report: FuseReport, screen: Console, *, tree: bool = False) -> No
 
 
 def say(sentence: str, screen: Console) -> None:
-    """Prints a sentence, folded where it is too long; a command stays one line, which can be copied."""
-    if NEXT in sentence:
-        screen.print(sentence, soft_wrap=True)
-    else:
-        screen.print(hanging(sentence, screen.width))
+    """Prints a sentence, folded at words; a command stays whole, so that it can be copied."""
+    whole = NEXT in sentence
+    screen.print(sentence if whole else hanging(sentence, screen.width), soft_wrap=whole)
+
+
+def has_page(report: FuseReport) -> bool:
+    """Whether a page was written."""
+    return any(note.startswith(PAGE) for note in report.notes)
 
 
 def site_row(site: SiteReport) -> tuple[str | Text, ...]:
@@ -70,7 +78,7 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
     status = status_text(site)
     match = site.match
     if match is None:
-        return (site.name, status, site.rule, "", "", nodes_text(site), *[""] * (len(SITE_COLUMNS) - 6))
+        return (site.name, status, site.rule, "", site.op or "", nodes_text(site), *[""] * (len(SITE_COLUMNS) - 6))
     if isinstance(match, ExpressionMatch):
         found = (match.rule, match.form, site.op or "", nodes_text(site), roles_text(match))
         return (site.name, status, *found, "", "", "", f"{match.proof.max_error:.1e}")
@@ -91,7 +99,7 @@ def site_row(site: SiteReport) -> tuple[str | Text, ...]:
 
 def nodes_text(site: SiteReport) -> str:
     """``2488 to 43``: nodes that a site has and that come in its place; of one that stays, how many it has."""
-    return f"{site.nodes} to {site.added}" if site.op else str(site.nodes)
+    return f"{site.nodes} to {site.added}" if site.op and site.nodes else str(site.nodes or site.added)
 
 
 def status_text(site: SiteReport) -> Text:
@@ -120,11 +128,40 @@ def valid_text(valid: Validity | None) -> str:
 
 
 def _changes(report: FuseReport) -> list[tuple[str, ...]]:
-    """The operators whose number changed most."""
-    counts = [(op, before, after) for op, (before, after) in report.operators.items() if before != after]
-    changed = [(op, str(before), str(after), f"{after - before:+d}") for op, before, after in counts]
-    more = len(changed) - OPERATORS
-    return changed if more <= 0 else [*changed[:OPERATORS], (f"{more} more", "", "", "see --json")]
+    """The operators that sites became and those that are new, then those whose number changed most."""
+    first = telling(report)
+    counts = {op: both for op, both in report.operators.items() if both[0] != both[1]}
+    order = [*first, *(op for op in counts if op not in first)]
+    changed = [(op, *map(str, counts[op]), f"{counts[op][1] - counts[op][0]:+d}") for op in order]
+    shown = max(OPERATORS, len(first))
+    more = len(changed) - shown
+    return changed if more <= 0 else [*changed[:shown], (f"{more} more", "", "", "see --json")]
+
+
+def held_texts(held: Held | None) -> Iterator[str]:
+    """What is known of a site that was fused before this run, a sentence each."""
+    if held is None:
+        return
+    takes, gives = (
+        ", ".join(f"{port.name} {port.type}".strip() for port in ports) for ports in (held.inputs, held.outputs)
+    )
+    yield f"takes {takes}; gives {gives}"
+    attributes = [f"{name} = {text}" for name, text in held.attributes if name not in WIRING]
+    if attributes:
+        yield f"attributes: {', '.join(attributes)}"
+    for (was, now), names in grouped([((was, now), name) for name, was, now in held.rounded]):
+        yield f"rounded: {', '.join(names)} from {was} to {now}"
+    if held.replaced:
+        ops = [f"{count} {op}" for op, count in held.replaced.items()]
+        yield f"replaced: {number(sum(held.replaced.values()), 'node')}: {some(ops, OPERATORS)}"
+
+
+def telling(report: FuseReport) -> list[str]:
+    """Operators that a table of changes always has: what sites become, then what is new in the graph."""
+    ops = {site.op for site in report.sites if site.op}
+    changed = [op for op, (before, after) in report.operators.items() if before != after]
+    fused = [op for op in changed if op.removeprefix("Custom ").rpartition(".")[2] in ops]
+    return [*fused, *(op for op in changed if not report.operators[op][0] and op not in fused)]
 
 
 def sentences(report: FuseReport, *, reasons: bool = True, steps: bool = True) -> Iterator[str]:
@@ -143,25 +180,14 @@ def sentences(report: FuseReport, *, reasons: bool = True, steps: bool = True) -
         yield f"{of_sites(names, total)}: {text}"
     near = [site.name for site in report.sites if site.reason is not None and site.reason.nearest is not None]
     if near and steps:
-        drawn = any(note.startswith(PAGE) for note in report.notes)
-        yield f"how far {near[0]} is from the rule{'' if drawn else ', with a page that draws it'}:"
-        page = () if drawn else ("--html", page_name(report))
-        yield NEXT + command("inspect", report.model, "--site", near[0], *page, *report.search)
+        yield from site_steps(report.again, report.model, near[0], drawn=has_page(report), shown=False)
+    for text, names in grouped([(text, site.name) for site in report.sites for text in held_texts(site.held)]):
+        yield f"{of_sites(names, total)}: {text}"
     notes = [(note, site.name) for site in report.sites for note in site.notes]
     for text, names in grouped(notes):
         yield f"note, {of_sites(names, total)}: {text}"
     for note in report.notes:
         yield f"note: {note}"
-
-
-def command(*words: str) -> str:
-    """The words of a command behind ``fuse``, as a shell takes them."""
-    return shlex.join(words)
-
-
-def page_name(report: FuseReport) -> str:
-    """What a page about a model may be called."""
-    return f"{Path(report.model).stem}-sites.html"
 
 
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -188,7 +214,7 @@ def print_lint(report: LintReport, screen: Console) -> None:
         screen.print(f"{told}: give the file that fuse wrote{other}")
         fused = str(Path(report.model).with_suffix("")) + "-fused.onnx"
         step = ("lint", report.model) if report.targets else (report.model, "-o", fused)
-        say(NEXT + command(*step), screen)
+        say(NEXT + shlex.join(["fuse", *step]), screen)
     counted = f"{number(report.nodes, 'fused node')} against {', '.join(report.targets) or 'any target'}"
     found = number(len(report.findings), "finding") if report.findings else "no findings"
     if not report.nodes and not report.findings:

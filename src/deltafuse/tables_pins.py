@@ -9,6 +9,12 @@ from deltafuse.wording import number, some
 
 #: Axes that are told one by one; a model of many layers has hundreds.
 _AXES = 12
+#: Code of why an axis was fixed -> the same in a few words.
+_WHY = {
+    "static-batch": "the target takes a fixed number of sequences",
+    "valid_tokens": "the unfused graph is the rule for this number of tokens only",
+    "--pin": "as asked for",
+}
 
 
 def pinned_lines(pinned: Sequence[Pinned]) -> Iterator[str]:
@@ -21,7 +27,9 @@ def pinned_lines(pinned: Sequence[Pinned]) -> Iterator[str]:
         same = [axis for axis in pinned if axis.was == symbol]
         for size in dict.fromkeys(axis.now for axis in same):
             where = [f"{axis.value}[{axis.axis}]" for axis in same if axis.now == size]
-            yield f"pinned: {'axes without a name' if symbol == '?' else symbol} = {size} in {some(where, _AXES)}"
+            why = next((axis.why for axis in same if axis.now == size), "")
+            told = f" ({why}: {_WHY[why]})" if why else ""
+            yield f"pinned: {'axes without a name' if symbol == '?' else symbol} = {size}{told} in {some(where, _AXES)}"
     rest = [axis for axis in pinned if axis.was not in chosen]
     if rest:
         values = some(list(dict.fromkeys(axis.value for axis in rest)), _AXES)

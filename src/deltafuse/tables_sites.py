@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from string import Formatter
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.text import Text
 from rich.tree import Tree
 
 from deltafuse.expression_match import ExpressionMatch
+from deltafuse.held import Held
 from deltafuse.match import FuseReport, Match, Norm, Role, SiteReport
+from deltafuse.next_steps import site_steps
 from deltafuse.probing import tensor_text
 from deltafuse.reasons import Nearest, compared_with, nearest_text
 from deltafuse.report import DTYPES, OUTPUTS, ROLES, dim, roles_text
-from deltafuse.tables import NEXT, command, dims_text, norm_text, page_name, say, status_text, valid_text
-from deltafuse.tables_fit import hanging
+from deltafuse.tables import dims_text, has_page, held_texts, norm_text, say, status_text, valid_text
+from deltafuse.tables_fit import hanging, packed
 from deltafuse.tables_pins import pinned_lines
 from deltafuse.wording import number
 
@@ -25,6 +29,24 @@ _LAYER = re.compile(r"layers?\.\d+")
 _ZERO = "0"
 #: Of token counts beyond those that are proven: no other was tried, or none differs.
 _NO_FAULT = "no fault found"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts one after the other, each in one line where there is room for it.
+
+    Attributes:
+        texts: of the facts.
+    """
+
+    texts: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """The lines, for rich."""
+        # The comma between two, and behind the last of a line, is the gap.
+        for line in packed(list(map(cell_len, self.texts)), options.max_width - 1):
+            ending = "" if line[-1] == len(self.texts) - 1 else ","
+            yield Text(", ".join(self.texts[at] for at in line) + ending, style="dim")
 
 
 def print_tree(report: FuseReport, screen: Console) -> None:
@@ -52,23 +74,33 @@ def _headline(site: SiteReport) -> Text:
 
 def _becomes(site: SiteReport) -> str:
     """``2488 nodes become 43 with ChunkGatedDeltaRule``; of a site that stays, how many it has."""
+    if site.held is not None:
+        was = f"{number(site.nodes, 'node')} became " if site.nodes else ""
+        return f"{was}{number(site.added, 'node')} with {site.op}"
     if not site.op:
         return number(site.nodes, "node")
     return f"{number(site.nodes, 'node')} {'becomes' if site.nodes == 1 else 'become'} {site.added} with {site.op}"
 
 
-def _facts(site: SiteReport) -> Iterator[Text]:
+def _facts(site: SiteReport) -> Iterator[Text | Facts]:
     match = site.match
-    if isinstance(match, Match):
-        valid = match.valid_tokens
-        tokens = f", right for {valid_text(valid)} {'token' if valid.high == 1 else 'tokens'}" if valid else ""
-        yield Text(f"{dims_text(match.dims)}, scale {match.scale:.6g}, l2 norm {norm_text(match)}{tokens}", style="dim")
-    elif isinstance(match, ExpressionMatch):
-        yield Text(roles_text(match), style="dim")
+    if match is not None:
+        error = f"error {match.proof.max_error:.1e}"
+        yield Facts((*_shape(match), error))
     if site.reason is not None:
         yield Text(f"{site.reason.code}: {site.reason.what}", style="yellow")
         if site.reason.fix:
             yield Text(f"fix: {site.reason.fix}", style="cyan")
+
+
+def _shape(match: Match | ExpressionMatch) -> Iterator[str]:
+    """What the columns of the table say between the operator and the error."""
+    if isinstance(match, ExpressionMatch):
+        yield roles_text(match)
+        return
+    yield from (dims_text(match.dims), f"scale {match.scale:.6g}", f"l2 norm {norm_text(match)}")
+    if match.valid_tokens is not None:
+        yield f"right for {valid_text(match.valid_tokens)} {'token' if match.valid_tokens.high == 1 else 'tokens'}"
 
 
 def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[str, str], screen: Console) -> None:
@@ -85,9 +117,10 @@ def print_details(report: FuseReport, chosen: Sequence[str], formulas: Mapping[s
             screen.print(Text(site.name, style="bold"))
             for line in detail_lines(site, formulas):
                 screen.print(hanging(f"  {line}", screen.width))
-    if any(site.name in chosen and site.reason is not None and site.reason.nearest for site in report.sites):
-        say("a page that draws what was looked at:", screen)
-        say(NEXT + command("inspect", report.model, "--html", page_name(report), *report.search), screen)
+    why = {site.name: site.reason for site in report.sites if site.name in chosen}
+    near = [name for name, reason in why.items() if reason is not None and reason.nearest is not None]
+    for line in site_steps(report.again, report.model, near[0], drawn=has_page(report), shown=True) if near else ():
+        say(line, screen)
     for line in (*(f"note: {note}" for note in report.notes), *pinned_lines(report.pinned)):
         screen.print(hanging(line, screen.width))
 
@@ -101,6 +134,8 @@ def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]
         if text:
             yield "in its own names:"
             yield from (f"  {line}" for line in text.splitlines())
+    if site.held is not None:
+        yield from _held(site.held)
     if site.emitted:
         yield f"emitted: {', '.join(f'{count} {op}' for op, count in site.emitted.items())}"
     if site.reason is not None:
@@ -110,6 +145,15 @@ def detail_lines(site: SiteReport, formulas: Mapping[str, str]) -> Iterator[str]
             yield f"{one.kind} {one.number}: {one.name} {tensor_text(one.dtype, one.shape)}".rstrip()
         yield from _distances(site.reason.nearest, site.reason.code)
     yield from (f"note: {note}" for note in site.notes)
+
+
+def _held(held: Held) -> Iterator[str]:
+    yield f"node: {held.node}"
+    for kind, ports in (("input", held.inputs), ("output", held.outputs)):
+        for place, port in enumerate(ports, 1):
+            yield f"{port.name or f'{kind} {place}'}: {port.tensor} {port.type}"
+    yield from (f"attribute {name}: {text}" for name, text in held.attributes)
+    yield from (text for text in held_texts(held) if text.startswith(("rounded: ", "replaced: ")))
 
 
 def _distances(nearest: Nearest | None, code: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ function siteLine(line, index, fill) {
   const part = (text, kind) => (text ? el("span", { class: kind }, text) : null);
   const summary = el("summary", {},
     part(line.name, "path"), part(line.status, `status ${line.status.replace(" ", "-")}`), part(line.op, "path"),
-    part([line.rule, line.form].filter(Boolean).join(", "), "soft"), part(line.op ? becomes(line.nodes, line.added) : count(line.nodes, "node"), "soft"),
+    part([line.rule, line.form].filter(Boolean).join(", "), "soft"), part(line.op && line.nodes ? becomes(line.nodes, line.added) : count(line.nodes || line.added, "node"), "soft"),
     line.reason ? el("code", {}, line.reason) : null);
   const site = el("details", { class: "site", id: `site-${index}`, ontoggle: () => {
     if (!site.open || site.dataset.filled) return;
@@ -23,7 +23,7 @@ function becomes(nodes, added) {
 /** The sections of one site. */
 function siteInside(site, pictures) {
   return el("div", { class: "inside" },
-    ...why(site), ...looked(site), ...roles(site), ...rule(site), ...proof(site), ...target(site), ...notes(site), ...drawn(site, pictures));
+    ...why(site), ...looked(site), ...roles(site), ...rule(site), ...proof(site), ...target(site), ...held(site), ...notes(site), ...drawn(site, pictures));
 }
 
 function why(site) {
@@ -43,7 +43,15 @@ function coded(text) {
 function nearest(found) {
   const said = `${found.said[0].toUpperCase()}${found.said.slice(1)}.`;
   return [el("p", {}, `${said} Smallest relative differences over ${count(found.tokens, "token")}, at the best of the likely readings of the inputs:`),
-    table(["compared with", "what it is", "difference"], found.differences.map(([name, text, error]) => [name, text, sci(error)]), [0])];
+    table(["compared with", "what it is", "difference", "from 1e-16 to 1, by powers of ten"], found.differences.map(compared), [0])];
+}
+
+/** A row of what a near miss was compared with; the smallest difference stands out. */
+function compared([name, text, error], place) {
+  const strong = (content) => (place ? content : el("strong", {}, content));
+  const width = error === null ? 100 : Math.min(100, Math.max(1, 100 * (1 + Math.log10(Math.max(error, 1e-16)) / 16)));
+  const track = el("div", { class: "track", "aria-hidden": "true" }, el("span", { class: "bar now", style: `width: ${width.toFixed(1)}%` }));
+  return [strong(name), strong(text), strong(sci(error)), track];
 }
 
 function looked(site) {
@@ -95,6 +103,22 @@ function target(site) {
     emitted.attributes.length ? table(["attribute", "value"], emitted.attributes, [0, 1]) : null,
     emitted.casts.length ? table(["cast", "to", "gives"], emitted.casts.map(([from, to, type]) => [from, type, to]), [0, 2]) : el("p", { class: "soft" }, "No casts."),
     site.pins.length ? table(["pinned tensor", "axis", "size"], site.pins.map((pin) => pin.map(String)), [0]) : null,
+  ].filter(Boolean);
+}
+
+/** The node that an earlier run put in a site's place, and what the file's record tells of that. */
+function held(site) {
+  const node = site.held;
+  if (!node) return [];
+  const replaced = Object.entries(node.replaced).map(([op, number]) => `${number.toLocaleString("en")} ${op}`).join(", ");
+  const ports = [...node.inputs.map((port) => ["input", port]), ...node.outputs.map((port) => ["output", port])]
+    .map(([kind, port]) => [kind, port.name, port.tensor, port.type]);
+  return [el("h3", {}, "Fused before this run"),
+    facts([["node", el("span", { class: "path" }, node.node)], ["operator", `${site.op} (${node.domain || "ai.onnx"})`],
+      ["replaced", replaced || "not known: there is no rollback record"],
+      ["rounded", node.rounded.map(({ operand, was, now }) => `${operand} from ${was} to ${now}`).join(", ") || "nothing"]]),
+    table(["", "port", "tensor", "type"], ports, [2, 3]),
+    Object.keys(node.attributes).length ? table(["attribute", "value"], Object.entries(node.attributes), [0, 1]) : null,
   ].filter(Boolean);
 }
 
