@@ -218,6 +218,11 @@ def test_near_misses_beside_matches_are_told_whichever_model_they_are_in(fuse, w
         "note: nothing was written: another/model.onnx, other/model.onnx have near misses alone; give --keep-going to "
         "write decode/model.onnx, prefill/model.onnx all the same, or name what to leave with --skip-sites"
     ) in lines
+    # A match is called site.0 too: --skip-sites site.0 would leave it as well.
+    (tmp_path / "in" / "prefill" / "model.onnx").write_bytes(export("rec_dy18").path.read_bytes())
+    told = fuse(with_a_near_miss, "-o", tmp_path / "out").out
+    assert "all the same" in told
+    assert "--skip-sites" not in told
     assert any(line.startswith("other/model.onnx: site.0 (decay-sign): the state grows by exp(-g)") for line in lines)
     assert lines[-1].startswith("5 models: 2 near-miss, 2 match, 1 no site; no model written")
     assert fuse("inspect", with_a_near_miss).exit == fuse(with_a_near_miss, "--dry-run").exit == 4
@@ -362,7 +367,7 @@ def test_the_document_has_the_error_of_each_model(fuse, with_broken_files, tmp_p
     assert done.document["error"] == models["other/model.onnx"]["error"]
     assert done.document["pairs"][0]["fits"]
     assert done.document["notes"] == [
-        "nothing was written: other/model.onnx, vision/model.onnx cannot be fused; give --keep-going to write "
+        "nothing was written: other/model.onnx, vision/model.onnx failed; give --keep-going to write "
         "decode/model.onnx, prefill/model.onnx all the same"
     ]
 

@@ -67,7 +67,7 @@ def test_shapes_are_those_of_the_node(fuse: Fuse, tmp_path: Path) -> None:
     assert "takes query float16 [1, 2, 16], key float16 [1, 2, 16], value float16 [1, 4, 16], " in shown
     assert "; gives out float16 [1, 4, 16], final_state float16 [1, 4, 16, 16]\n" in shown
     assert ": attributes: scale_value = 0.25\n" in shown
-    assert ": rounded: query, key, value, beta, state from float32 to float16\n" in shown
+    assert ": rounded: query, key, value, beta, state, out, final_state from float32 to float16\n" in shown
     assert re.search(r": replaced: \d+ nodes: \d+ Constant, ", shown)
     assert "\npinned: batch = 1 in input_ids[0], " in shown
     row = next(line for line in shown.splitlines() if line.startswith("layers.1 "))
@@ -185,7 +185,7 @@ def test_the_page_shows_them_and_no_change_of_operators(fuse: Fuse, tmp_path: Pa
     assert fuse("inspect", fused, "--html", page).exit == 3
     shown = details(page)
     assert "Operators before and after" not in shown
-    assert "rounded: query, key, value, beta, state from float32 to float16" in shown
+    assert "rounded: query, key, value, beta, state, out, final_state from float32 to float16" in shown
     assert "fused before this run" in shown
     lines = json.loads(re.findall(r'<script type="application/json" id="lines">(.*?)</script>', page.read_text())[0])
     assert [(line["name"], line["status"]) for line in lines] == [(f"layers.{n}", "fused") for n in range(3)]

@@ -259,15 +259,20 @@ def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: Pairing) ->
     fine = [entry.name for entry in entries if entry.outcome == "match"]
     if not fine or options.keep_going or options.dry_run:
         return ()
-    refused = [entry.name for entry in entries if entry.outcome in ("refused", "failed")]
+    refused, failed = ([entry.name for entry in entries if entry.outcome == kind] for kind in ("refused", "failed"))
     near = _near(options, entries)
     what = [
+        *([f"{', '.join(failed)} failed"] if failed else []),
         *([f"{', '.join(refused)} cannot be fused"] if refused else []),
         *([f"{', '.join(near)} {'has' if len(near) == 1 else 'have'} near misses alone"] if near else []),
     ]
     if not what and any(pair.differences for pair in joined.pairs):
         what = ["the states do not fit"]
-    more = ", or name what to leave with --skip-sites" if near else ""
+    sites = {entry.name: {site.name for site in entry.report.sites} for entry in entries if entry.report is not None}
+    taken = set[str]().union(*(sites[name] for name in fine))
+    # A site of that name in a model that is fine would be left too.
+    skips = near and not (refused or failed) and not any(sites[name] & taken for name in near)
+    more = ", or name what to leave with --skip-sites" if skips else ""
     all_same = f"give --keep-going to write {', '.join(fine)} all the same{more}"
     return (f"nothing was written: {' and '.join(what)}; {all_same}",) if what else ()
 

@@ -113,7 +113,7 @@ def _site(scope: _Scope, name: str, main: int, nodes: Sequence[int], record: Rec
     inputs, outputs = (tuple(_ports(scope, values, names)) for values in (node.input, node.output))
     held = Held(
         graph.label(main), node.domain, tuple(attribute_texts(node).items()), inputs, outputs,
-        tuple(_rounded(scope, nodes, inputs)), emitted_of(replaced),
+        (*_rounded(scope, nodes, inputs), *_returned(scope, nodes, outputs)), emitted_of(replaced),
     )  # fmt: skip
     emitted = emitted_of(graph.node(index) for index in nodes)
     op = kernel(node) or node_title(node).rpartition(".")[2]
@@ -142,6 +142,21 @@ def _rounded(scope: _Scope, nodes: Sequence[int], ports: Sequence[Port]) -> Iter
                     yield port.name or port.tensor, short_dtype(was), FLOATS[now]
                 break
             value = source
+
+
+def _returned(scope: _Scope, nodes: Sequence[int], ports: Sequence[Port]) -> Iterator[tuple[str, str, str]]:
+    """The results that nodes of the site turn into another type, with that type and the one they come in."""
+    graph, own = scope.graph, {*nodes}
+    for port in ports:
+        value = graph.find(port.tensor)
+        while value is not None and (reading := [node for node in graph.consumers[value] if node in own]):
+            node, source = reading[0], value
+            value = graph.node_outputs[node][0]
+            if graph.op[node] == "Cast":
+                was, now = scope.shapes.dtype(value), scope.shapes.dtype(source)
+                if was is not None and now is not None and now in FLOATS:
+                    yield port.name or port.tensor, short_dtype(was), FLOATS[now]
+                break
 
 
 def _pinned(file: Model, record: Record) -> Iterator[Pinned]:

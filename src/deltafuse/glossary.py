@@ -16,9 +16,9 @@ site; sites
 rule; pattern; recurrence; recurrences
     what a site computes; fuse patterns lists what is looked for, and a site's detail has the rule in the model's own
     names
-status; status note; outcome
-    what becomes of a site or model: match, fused, refused, near-miss or left out, copied or failed of a model in a
-    folder
+status; status note; outcome; unchanged; unreadable
+    what becomes of a site or model: match, fused, refused, near-miss or left out; a model in a folder may also be
+    copied or unchanged (it was never fused), unreadable (its bytes are no model), or failed (it could not be done)
 match; matches
     a site that is proven to be the rule and could be fused; nothing was written of it
 fused; fused pair
@@ -33,8 +33,8 @@ near-miss; neighbour; neighbours
     in brackets; it stays as it is
 left out; left
     a site that matches, and that --sites, --skip-sites, --form or a plan leaves out
-nearest; compared with; difference; differences; why not; smallest relative difference; what was looked at; looked;
-from 1e-16 to 1, by powers of ten
+nearest; compared with; difference; differences; why not; smallest relative difference; smallest relative differences;
+what was looked at; looked; from 1e-16 to 1, by powers of ten
     of a near miss: its inputs and outputs, and the smallest relative difference between its result and that of the
     rule and of each neighbour; one at 1e-12 or below fits
 reason; code; text; why it is left; fix; failed; what it is
@@ -61,7 +61,7 @@ before (dashed) over after (filled)
 dims; B; T; H; D
     sizes of a site: B batch (sequences), T tokens, H key heads/value heads, D key head size x value head size; a name
     is a dynamic axis
-scale
+scale; factor
     what the output of the rule is multiplied by, often 1/sqrt(head size)
 l2 norm; norms; qk l2norm; l2norm eps
     whether query and key are divided by their length, and the epsilon inside the root
@@ -81,7 +81,7 @@ shared with; shared
 roles; role; operand; operands; results; query; key; value; g; beta; state; out; final state
     what a tensor is to the rule: query, key and value, g the logarithm of the decay, beta how strongly a token
     writes, the state from before and after, and out, the result
-layout
+layout; layouts; BTHD; BT(HD); BHKV
     the axes of a tensor in order: B batch, T tokens, H heads, D head size, K of keys, V of values; (HD) is one axis
     of both
 pinned; pins; was; now; pinned axes; pinned tensor; axis; size; why
@@ -104,7 +104,7 @@ layers; linear attention; full attention
     tokens), as far as it is seen
 extracted
     files that --extract wrote of each site: before, after, and after with plain operators
-held; replaced; fused before this run
+held; replaced; fused before; fused before this run
     what is known of a site that an earlier run fused: the node, its ports and attributes, and from the rollback
     record what it replaced
 record; records; rollback; restored; still fused; remaining; mode
@@ -137,8 +137,8 @@ nrmse; first nrmse; last; most; rms
     usual where float16 rounds
 cosine
     the cosine of the angle between two outputs taken as vectors; 1 is the same direction
-max abs
-    the largest absolute difference of two outputs
+max abs; rounding max abs; accumulated max abs
+    the largest absolute difference of two outputs; of a site, that of its result whose nrmse is worst
 isolated; isolated nrmse; sites alone, in double
     the error of one site alone, fed the unfused model's own values, so that the difference is its own
 accumulated; accumulated nrmse; error per site; site in the model
@@ -153,7 +153,7 @@ drift; drift of the recurrent states per step
     how the error of logits and states grows from step to step
 loss; loss per token
     the mean negative log likelihood of a text, token by token, by each pair
-top1; margin; agree; lost; rows; logits; fused margin; unfused margin
+top1; most likely token; margin; agree; lost; rows; logits; fused margin; unfused margin
     in how many rows the most likely token is the same, and by how much it leads the next
 masks; reach; right-padded; left-padded; the mask reaches it; output of the unfused model; depends; padding; right;
 silent

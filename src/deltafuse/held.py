@@ -25,7 +25,7 @@ class Held:
         node: label of the fused node.
         domain: of its operator.
         attributes: names and texts.
-        rounded: operand, its type in the model, the type that it is handed over in.
+        rounded: operand or result, its type in the model, the type that it is handed over or comes in.
         replaced: operator -> how many nodes of it the site was; empty where no record tells.
     """
 

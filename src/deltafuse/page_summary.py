@@ -107,7 +107,8 @@ def pins(report: FuseReport) -> list[tuple[str, int, str, int, str]]:
     """Tensor, axis, name of the size before, size now, why."""
     roles = symbol_roles(report.sites)
     return [
-        (axis.value, axis.axis, told(axis.was, roles.get(axis.was, "")), axis.now, axis.why) for axis in report.pinned
+        (axis.value, axis.axis, told(axis.was, roles.get(axis.was, "")), axis.now, axis.why or "follows")
+        for axis in report.pinned
     ]
 
 
