@@ -151,7 +151,7 @@ task; token by token; rollout; steps; equal tokens; first that differs; first di
     what prefill and decode say one token after the other, and the first at which the two pairs part
 drift; drift of the recurrent states per step
     how the error of logits and states grows from step to step
-loss; loss per token
+loss; nll; loss per token
     the mean negative log likelihood of a text, token by token, by each pair
 top1; most likely token; margin; agree; lost; rows; logits; fused margin; unfused margin
     in how many rows the most likely token is the same, and by how much it leads the next
