@@ -32,6 +32,7 @@ from deltafuse.planning import check_names, pinned_tokens, plan_site
 from deltafuse.probe import Worker
 from deltafuse.reasons import Reason
 from deltafuse.searching import Searched
+from deltafuse.splice import adapted_nodes
 from deltafuse.user_code import blamed
 from deltafuse.wording import PAGE
 
@@ -221,14 +222,15 @@ def _report(chosen: Chosen, found: Found, draft: Draft, reports: tuple[SiteRepor
     graphs = [searched.scope.model.graph for searched in found.graphs]
     before = len(found.file.graph.op) + sum(len(graph.op) - graph.outer for graph in graphs[1:])
     gone = sum(len(nodes) for part in draft.parts for _, nodes in part.removed)
-    new = sum(len(plan.nodes) for plan in draft.plans)
+    new = sum(len(adapted_nodes(plan, part.changes)) for part in draft.parts for plan in part.plans)
+    raised = sum(len(nodes) - 1 for part in draft.parts for _, nodes in part.changes.opsets.replaced)
     restated = outcome.restated(found.base) if draft.plans else ()
     return FuseReport(
         model=str(options.model),
         output=None if options.output is None else str(options.output),
         target=chosen.title,
         nodes_before=before,
-        nodes_after=before - len(found.file.graph.op) + len(graphs[0].op) - gone + new,
+        nodes_after=before - len(found.file.graph.op) + len(graphs[0].op) - gone + new + raised,
         sites=reports,
         pinned=() if draft.pins is None else draft.pins.pinned,
         notes=(*chosen.notes, *outcome.notes(found.file, reports, found.main), *restated),

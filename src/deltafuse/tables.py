@@ -238,10 +238,15 @@ def _node_change(report: FuseReport, became: str, went: str, came: str) -> str:
     text = f"{number(report.nodes_before, 'node')} {became} {report.nodes_after}"
     taken = [site for site in report.sites if site.removed]
     own, gone, new = (sum(getattr(site, name) for site in taken) for name in ("nodes", "removed", "added"))
+    rest = report.nodes_after - (report.nodes_before - gone + new) if taken else 0
+    # Calls of functions that became their nodes, and nodes in the form of a later opset.
+    more = f", {rest:+d} elsewhere" if rest else ""
     if gone > own:
-        return f"{text}: {own} of the sites and {number(gone - own, 'node')} that only fed them {went}, {new} {came}"
+        fed = number(gone - own, "node")
+        return f"{text}: {own} of the sites and {fed} that only fed them {went}, {new} {came}{more}"
     if gone < own:
-        return f"{text}: {gone} of the {own} of the sites {went} (the rest they share, or others read it), {new} {came}"
+        shared = "the rest they share, or others read it"
+        return f"{text}: {gone} of the {own} of the sites {went} ({shared}), {new} {came}{more}"
     return text
 
 
