@@ -176,7 +176,7 @@ class Fuzzer:
         for module, _ in own:
             module.Worker = lambda *_, **__: self._worker  # type: ignore[assignment]
         # Nor does a command start a child ahead of its worker.
-        early, commands.early = commands.early, lambda _: contextlib.nullcontext()  # type: ignore[assignment]
+        early, commands.early = commands.early, lambda *_: contextlib.nullcontext()  # type: ignore[assignment]
         before = signal.signal(signal.SIGALRM, _hang)
         signal.setitimer(signal.ITIMER_REAL, LIMIT)
         try:

@@ -13,7 +13,7 @@ import pytest
 
 import deltafuse.rollback  # noqa: F401 - replaced in parts below
 import fuzz
-from deltafuse import pipeline
+from deltafuse import found
 from exports import export
 from fuzz_mutations import mutate
 
@@ -52,7 +52,7 @@ def test_a_crash_and_a_hang_are_failures(monkeypatch, capsys, name: str, error: 
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(pipeline, name, fail)
+    monkeypatch.setattr(found, name, fail)
     monkeypatch.setattr(fuzz, "mutate", lambda model, _: (model.SerializeToString(), ["nothing: at all"]))
     summary = fuzz.fuzz(2, 0, [export("rec_ts14").path])
     assert len(summary.failures) == summary.cases == 2
