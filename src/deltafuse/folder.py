@@ -261,31 +261,26 @@ def _notes(options: FuseOptions, entries: tuple[Entry, ...], joined: Pairing) ->
         return ()
     refused, failed = ([entry.name for entry in entries if entry.outcome == kind] for kind in ("refused", "failed"))
     near = _near(options, entries)
-    what = [
-        *([f"{', '.join(failed)} failed"] if failed else []),
-        *([f"{', '.join(refused)} cannot be fused"] if refused else []),
-        *([f"{', '.join(near)} {'has' if len(near) == 1 else 'have'} near misses alone"] if near else []),
-    ]
+    have = "has" if len(near) == 1 else "have"
+    told = {"failed": failed, "cannot be fused": refused, f"{have} near misses alone": near}
+    what = [f"{', '.join(names)} {how}" for how, names in told.items() if names]
     if not what and any(pair.differences for pair in joined.pairs):
         what = ["the states do not fit"]
     sites = {entry.name: {site.name for site in entry.report.sites} for entry in entries if entry.report is not None}
-    taken = set[str]().union(*(sites[name] for name in fine))
     # A site of that name in a model that is fine would be left too.
-    skips = near and not (refused or failed) and not any(sites[name] & taken for name in near)
+    skips = near and not (refused or failed) and not any(sites[name] & sites[one] for name in near for one in fine)
     more = ", or name what to leave with --skip-sites" if skips else ""
-    all_same = f"give --keep-going to write {', '.join(fine)} all the same{more}"
-    return (f"nothing was written: {' and '.join(what)}; {all_same}",) if what else ()
+    going = f"give --keep-going to write {', '.join(fine)} all the same{more}"
+    return (f"nothing was written: {' and '.join(what)}; {going}",) if what else ()
 
 
 def _unwritten(report: FolderReport) -> FolderReport:
     """The same where nothing is written: what would be fused is a match."""
-    models = tuple(
-        replace(entry, report=replace(one, output=None, sites=outcome.shown(one.sites)))
-        if (one := entry.report) is not None
-        else entry
-        for entry in report.models
-    )
-    return replace(report, models=models)
+
+    def unwritten(one: FuseReport | None) -> FuseReport | None:
+        return None if one is None else replace(one, output=None, sites=outcome.shown(one.sites))
+
+    return replace(report, models=tuple(replace(entry, report=unwritten(entry.report)) for entry in report.models))
 
 
 def _publish(report: FolderReport, tree: Tree, stage: Stage) -> FolderReport:
